@@ -1,0 +1,122 @@
+#include "attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "op_math.h"
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+void ds4_softmax_clear(ds4_softmax_state state, int rows, int64_t value_pad) {
+    for (int r = 0; r < rows; r++) {
+        state.max[r] = -INFINITY;
+        state.sum[r] = 0.0f;
+    }
+    memset(state.values, 0, (size_t)rows * (size_t)value_pad * sizeof(float));
+}
+
+/* Positions of the part that row r may see. */
+static int64_t visible(const ds4_attend *a, int64_t first, int64_t base, int r) {
+    return clamp(first + r / a->group + 1 - base, 0, a->part_tokens);
+}
+
+/* Positions of the part that lie before the window of row r. */
+static int64_t hidden(const ds4_attend *a, int64_t first, int64_t base, int r) {
+    if (!a->window) return 0;
+    return clamp(first + r / a->group + 1 - a->window - base, 0, a->part_tokens);
+}
+
+int64_t ds4_first_part(const ds4_attend *a, int64_t first) {
+    return a->window && first >= a->window ? (first + 1 - a->window) / a->part_tokens : 0;
+}
+
+/* The tile of the page that holds a position. */
+static const char *tile_at(const ds4_attend *a, const char *first, int64_t position) {
+    return first + (uint64_t)a->pages[position / a->page_tokens] * a->page_stride;
+}
+
+static void score_pages(const ds4_attend *a, const float *q, int rows, int64_t base, int64_t start,
+                        int64_t count, float *scores) {
+    int64_t ld = a->part_tokens;
+    for (int64_t t = start / a->page_tokens * a->page_tokens; t < count; t += a->page_tokens) {
+        const char *keys = tile_at(a, a->keys, base + t), *next = keys;
+        if (t + a->page_tokens < count) next = tile_at(a, a->keys, base + t + a->page_tokens);
+        int64_t tokens = clamp(count - t, 0, a->page_tokens), tokens8 = (tokens + 7) / 8 * 8;
+        for (int r = 0; r < rows; r += DS4_SCORE_ROWS) {
+            int some = (int)clamp(rows - r, 0, DS4_SCORE_ROWS);
+            if (a->latent)
+                a->kv->score_along(q + r * a->dim, some, a->dim, keys, next, a->page_tokens,
+                                   a->value_width, tokens, scores + r * ld + t, ld);
+            else
+                a->kv->score(q + r * a->dim, some, a->dim, keys, next, a->page_tokens, tokens8,
+                             scores + r * ld + t, ld);
+        }
+    }
+}
+
+static void accumulate_pages(const ds4_attend *a, int rows, int64_t first, int64_t base,
+                             int64_t count, const float *scores, float *out) {
+    int64_t ld = a->part_tokens, start = hidden(a, first, base, 0);
+    for (int64_t t = start / a->page_tokens * a->page_tokens; t < count; t += a->page_tokens) {
+        const char *values = tile_at(a, a->values, base + t), *next = values;
+        if (t + a->page_tokens < count) next = tile_at(a, a->values, base + t + a->page_tokens);
+        for (int r = 0, run; r < rows; r += run) { /* rows that see the same part of the page */
+            int64_t seen = clamp(visible(a, first, base, r) - t, 0, a->page_tokens);
+            int64_t from = clamp(hidden(a, first, base, r) - t, 0, a->page_tokens);
+            for (run = 1; run < DS4_VALUE_ROWS && r + run < rows; run++)
+                if (clamp(visible(a, first, base, r + run) - t, 0, a->page_tokens) != seen ||
+                    clamp(hidden(a, first, base, r + run) - t, 0, a->page_tokens) != from)
+                    break;
+            if (seen > from)
+                a->kv->accumulate(scores + r * ld + t + from, ld, run, from, seen - from, values,
+                                  next, a->page_tokens, a->value_width, a->value_pad,
+                                  out + r * a->value_pad);
+        }
+    }
+}
+
+void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t first, int64_t part,
+                     float *scores, ds4_softmax_state out) {
+    int64_t base = part * a->part_tokens, ld = a->part_tokens;
+    int64_t count = visible(a, first, base, rows - 1);
+    score_pages(a, q, rows, base, hidden(a, first, base, 0), count, scores);
+    ds4_softmax_clear(out, rows, a->value_pad);
+    for (int r = 0; r < rows; r++) {
+        int64_t from = hidden(a, first, base, r), n = visible(a, first, base, r) - from;
+        if (n <= 0) continue;
+        float *s = scores + r * ld + from;
+        if (a->soft_cap != 0.0f) a->vector->soft_cap(s, s, a->soft_cap, n);
+        out.max[r] = a->vector->max(s, n);
+        out.sum[r] = a->vector->softmax(s, out.max[r], n);
+    }
+    accumulate_pages(a, rows, first, base, count, scores, out.values);
+}
+
+void ds4_softmax_fold(ds4_softmax_state state, ds4_softmax_state part, int rows,
+                      int64_t value_pad) {
+    for (int r = 0; r < rows; r++) {
+        if (part.sum[r] == 0.0f) continue; /* the part does not reach this row; NaN goes on */
+        float top = part.max[r] > state.max[r] ? part.max[r] : state.max[r];
+        float keep = ds4_exp(state.max[r] - top), take = ds4_exp(part.max[r] - top);
+        state.max[r] = top;
+        state.sum[r] = state.sum[r] * keep + part.sum[r] * take;
+        float *into = state.values + r * value_pad;
+        const float *from = part.values + r * value_pad;
+        for (int64_t d = 0; d < value_pad; d++) into[d] = into[d] * keep + from[d] * take;
+    }
+}
+
+void ds4_softmax_sink(ds4_softmax_state state, int row, float sink, int64_t value_pad) {
+    float top = sink > state.max[row] ? sink : state.max[row];
+    float keep = ds4_exp(state.max[row] - top);
+    state.sum[row] = state.sum[row] * keep + ds4_exp(sink - top);
+    for (int64_t d = 0; d < value_pad; d++) state.values[row * value_pad + d] *= keep;
+}
+
+void ds4_softmax_finish(ds4_softmax_state state, int row, int64_t value_pad, int64_t value_dim,
+                        float *y) {
+    float inverse = 1.0f / state.sum[row];
+    for (int64_t d = 0; d < value_dim; d++) y[d] = state.values[row * value_pad + d] * inverse;
+}

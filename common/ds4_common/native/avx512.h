@@ -1,0 +1,33 @@
+/* Pieces shared by the AVX-512 and AMX kernel files. Include only from *_avx512.c and *_amx.c. */
+#ifndef DS4_AVX512_H
+#define DS4_AVX512_H
+
+#include "avx2.h"
+
+DS4_INLINE __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
+
+DS4_INLINE __m512i broadcast4_16(const void *p) { return _mm512_set1_epi32((int)ds4_load_u32(p)); }
+
+/* 32 bytes of each of two groups of eight rows. */
+DS4_INLINE __m512i two_groups(const uint8_t *a, const uint8_t *b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
+}
+
+/* Eight halves of each of two groups, as floats. */
+DS4_INLINE __m512 two_half8(const uint8_t *a, const uint8_t *b) {
+    __m128i low = _mm_loadu_si128((const __m128i *)(const void *)a);
+    __m128i high = _mm_loadu_si128((const __m128i *)(const void *)b);
+    return _mm512_cvtph_ps(_mm256_set_m128i(high, low));
+}
+
+/* Lanes below `count` of sixteen rows, for the ragged end of a matrix. */
+DS4_INLINE __mmask16 first_of_16(int64_t count) {
+    return (__mmask16)(count < 16 ? (1u << count) - 1 : 0xffffu);
+}
+
+DS4_INLINE void prefetch_bytes(const uint8_t *p, int bytes, int ahead) {
+    for (int at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)p + ahead + at, _MM_HINT_T0);
+}
+
+#endif

@@ -1,0 +1,409 @@
+/* Opening an image: every extent is checked here, so that running needs no checks.
+ *
+ * The image may be hostile. Rules: no arithmetic on its numbers before they are bounded, no index
+ * used before it is compared with its table.
+ */
+#include "image_check.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "op_math.h"
+
+#define MAX_RECORDS (1u << 20)
+
+static int refuse(char *error, size_t error_bytes, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error, error_bytes, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+uint32_t ds4_image_abi(void) {
+    /* FNV-1a over what lowering bakes into an image: formats and sizes of activation columns, op
+     * numbers, and the layouts and formats of every type. */
+    uint32_t hash = 2166136261u;
+#define MIX(v) (hash = (hash ^ (uint32_t)(v)) * 16777619u)
+    MIX(DS4_IMAGE_FORMAT);
+    MIX(DS4_OP_KINDS);
+    MIX(DS4_MAX_PARTS);
+    for (int format = 0; format < 8; format++)
+        for (int64_t cols = 256; cols <= 4096; cols *= 4) MIX(ds4_act_bytes(format, cols));
+    for (uint32_t type = 0; type < 64; type++) {
+        MIX(ds4_act_format(type));
+        MIX(ds4_block_bytes(type));
+        MIX(ds4_block_weights(type));
+        for (uint32_t layout = 0; layout < 4; layout++) {
+            MIX(ds4_matmul_kernel(type, layout, DS4_ISA_SCALAR) != NULL);
+            MIX(ds4_row_granule(type, layout));
+        }
+    }
+#undef MIX
+    return hash;
+}
+
+/* The header's own numbers: capacities are divided by them before any table is looked at. */
+static int check_header(const ds4_image_header *h, char *error, size_t error_bytes) {
+    if (!h->vocabulary || h->vocabulary > MAX_RECORDS * 4 || !h->context_tokens ||
+        h->context_tokens > DS4_MAX_CONTEXT)
+        return refuse(error, error_bytes, "image: vocabulary %u or context %u out of range",
+                      h->vocabulary, h->context_tokens);
+    if (!h->page_tokens || h->page_tokens % 8 || h->page_tokens > 1024)
+        return refuse(error, error_bytes,
+                      "image: page of %u tokens, expected a multiple of 8 up to 1024",
+                      h->page_tokens);
+    if (h->token_bytes > (1ull << 32) || h->row_bytes > (1ull << 32) || h->token_bytes % 64 ||
+        h->row_bytes % 64)
+        return refuse(error, error_bytes, "image: scratch of %llu and %llu bytes per row",
+                      (unsigned long long)h->token_bytes, (unsigned long long)h->row_bytes);
+    return 0;
+}
+
+int ds4_image_map(const void *data, uint64_t bytes, uint64_t abi, ds4_image *image, char *error,
+                  size_t error_bytes) {
+    const ds4_image_header *h = data;
+    if (bytes < sizeof *h)
+        return refuse(error, error_bytes, "image: got %llu bytes, expected %zu at least",
+                      (unsigned long long)bytes, sizeof *h);
+    if ((uintptr_t)data % 8) return refuse(error, error_bytes, "image: not 8-byte aligned");
+    if (memcmp(h->magic, DS4_IMAGE_MAGIC, 8) || h->format != DS4_IMAGE_FORMAT ||
+        h->header_bytes != sizeof *h)
+        return refuse(error, error_bytes, "image: got format %u, expected %u of this library",
+                      h->format, DS4_IMAGE_FORMAT);
+    if (h->abi != abi)
+        return refuse(error, error_bytes,
+                      "image: got ABI %016llx, expected %016llx; lower the contract again",
+                      (unsigned long long)h->abi, (unsigned long long)abi);
+    const struct {
+        uint32_t count;
+        size_t size;
+        const void **view;
+    } tables[] = {
+        {h->n_allocations, sizeof(ds4_image_allocation), (const void **)&image->allocations},
+        {h->n_weights, sizeof(ds4_image_weight), (const void **)&image->weight_records},
+        {h->n_slots, sizeof(ds4_image_slot), (const void **)&image->slots},
+        {h->n_ropes, sizeof(ds4_image_rope), (const void **)&image->ropes},
+        {h->n_planes, sizeof(ds4_image_plane), (const void **)&image->planes},
+        {h->n_ops, sizeof(ds4_image_op), (const void **)&image->ops},
+        {h->n_sections, sizeof(ds4_image_section), (const void **)&image->sections},
+    };
+    uint64_t offset = sizeof *h;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (tables[i].count > MAX_RECORDS)
+            return refuse(error, error_bytes, "image: table %zu: got %u records, expected at most %u",
+                          i, tables[i].count, MAX_RECORDS);
+        *tables[i].view = (const char *)data + offset;
+        offset += (uint64_t)tables[i].count * tables[i].size;
+    }
+    if (offset != bytes || h->bytes != bytes)
+        return refuse(error, error_bytes, "image: got %llu bytes, expected %llu by its tables",
+                      (unsigned long long)bytes, (unsigned long long)offset);
+    image->header = h;
+    return check_header(h, error, error_bytes);
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static int check_weight(const ds4_image_weight *w, const ds4_memory *memory, uint32_t n_memory,
+                        const ds4_image *image, ds4_weight *out, const char **problem) {
+    *problem = "allocation index";
+    if (w->allocation >= image->header->n_allocations) return -1;
+    uint32_t id = image->allocations[w->allocation].id;
+    const ds4_memory *held = NULL;
+    for (uint32_t i = 0; i < n_memory; i++)
+        if (memory[i].id == id) held = memory + i;
+    *problem = "its allocation is not attached";
+    if (!held || !held->data) return -1;
+    int whole = w->type == DS4_I32; /* a table, which no kernel reads */
+    int64_t block = whole ? 1 : ds4_block_weights(w->type);
+    int64_t block_bytes = whole ? 4 : ds4_block_bytes(w->type);
+    *problem = "unknown ggml type";
+    if (block <= 0 || block_bytes <= 0) return -1;
+    *problem = "extents";
+    if (w->rows < 1 || w->cols < 1 || w->rows > MAX_EXTENT || w->cols > MAX_EXTENT ||
+        w->cols % block)
+        return -1;
+    *problem = "bytes do not match its extents";
+    if (w->experts < 1 || w->experts > DS4_MAX_EXPERTS) return -1;
+    unsigned __int128 bytes = (unsigned __int128)(w->cols / block) * (uint64_t)block_bytes *
+                              (uint64_t)w->rows * w->experts;
+    if (bytes != w->bytes) return -1;
+    *problem = "it ends beyond its allocation";
+    if (w->bytes > held->bytes || w->offset > held->bytes - w->bytes) return -1;
+    *problem = "layout";
+    if (w->layout > DS4_LAYOUT_X8 ||
+        (w->layout == DS4_LAYOUT_X8 && !ds4_pack_possible(w->type, w->rows, w->cols)))
+        return -1;
+    *out = (ds4_weight){(const char *)held->data + w->offset, w->type, w->layout, w->rows, w->cols};
+    return 0;
+}
+
+static int check_slot(const ds4_image_slot *s, const ds4_image_header *h) {
+    uint64_t room = s->space == DS4_SPACE_TOKENS ? h->token_bytes : h->row_bytes;
+    if (s->space > DS4_SPACE_OUTPUTS || !s->width || s->width > MAX_EXTENT / 8) return -1;
+    if (s->offset % 64 || s->bytes % 64 || s->bytes > room || s->offset > room - s->bytes) return -1;
+    if (s->format == -1) return s->columns == 1 && s->bytes >= 4ull * s->width ? 0 : -1;
+    size_t needed = s->format < 0 ? 0 : ds4_act_bytes(s->format, s->width);
+    return needed && s->columns && s->columns <= DS4_MAX_USED && s->bytes >= needed * s->columns
+               ? 0
+               : -1;
+}
+
+static int check_rope(const ds4_image_rope *r, const checker *c) {
+    if (!r->rope_dim || r->rope_dim % 2 || r->rope_dim > DS4_MAX_HEAD_DIM || r->style > 1) return -1;
+    if (!(r->base > 1.0) || !isfinite(r->base) || !isfinite(r->freq_scale) ||
+        !isfinite(r->attn_factor) || !isfinite(r->ext_factor) || !isfinite(r->beta_fast) ||
+        !isfinite(r->beta_slow) || !isfinite(r->original_context))
+        return -1;
+    if (r->ext_factor > 0.0 && (!(r->freq_scale > 0.0) || !(r->beta_fast > 0.0) ||
+                                !(r->beta_slow > 0.0) || !(r->original_context > 0.0)))
+        return -1;
+    for (int i = 0; i < 2; i++) {
+        uint32_t factors = i ? r->long_factors : r->factors;
+        if (factors != DS4_NONE && !is_vector(c, factors, r->rope_dim / 2)) return -1;
+    }
+    return r->truncate > 1 ? -1 : 0;
+}
+
+static int check_plane(const ds4_image_plane *p, uint32_t page_tokens) {
+    if (p->window && (p->window > DS4_MAX_CONTEXT || p->kind == DS4_PLANE_TILES ||
+                      p->kind == DS4_PLANE_STATE || p->ratio > 1))
+        return -1;
+    if (p->kind == DS4_PLANE_LATENT && (p->kv_heads != 1 || p->value_dim != p->dim)) return -1;
+    if (!ds4_plane_attends(p)) return ds4_check_row_plane(p, page_tokens) ? 0 : -1;
+    return p->kv_heads && p->kv_heads <= 4096 && p->dim && p->dim <= DS4_MAX_HEAD_DIM &&
+                   p->value_dim && p->value_dim <= DS4_MAX_HEAD_DIM
+               ? 0
+               : -1;
+}
+
+/* ---- ops ---------------------------------------------------------------------------------------- */
+
+static int check_join(const checker *c, const ds4_image_op *op, uint32_t space,
+                      const ds4_image_slot *a) {
+    const ds4_image_slot *b = slot(c, op->in[1], space, 0, 0), *y = slot(c, op->out, space, 0, 0);
+    if (!b || !y || !op->heads || a->width % op->heads || op->out == op->in[0] ||
+        op->out == op->in[1])
+        return 0;
+    int one_for_all = y->width == (uint64_t)a->width + (uint64_t)op->heads * b->width;
+    return one_for_all ||
+           (b->width % op->heads == 0 && y->width == (uint64_t)a->width + b->width);
+}
+
+static int check_route(const checker *c, const ds4_image_op *op, uint32_t space,
+                       const ds4_image_slot *logits) {
+    uint32_t used, experts = logits->width;
+    if (!routes(c, op->out, space, &used) || op->in[0] == op->out || op->mode >= DS4_SCORE_KINDS ||
+        experts > DS4_MAX_EXPERTS || !isfinite(op->value) || op->normalize > 1)
+        return 0;
+    if (!op->groups || experts % op->groups || !op->groups_used || op->groups_used > op->groups)
+        return 0;
+    uint32_t size = experts / op->groups;
+    if (!op->width || op->width > size || used > size * op->groups_used) return 0;
+    if (op->bias != DS4_NONE && (space != DS4_SPACE_TOKENS || !ds4_check_table(c, op->bias, used)))
+        return 0;
+    return op->weight == DS4_NONE || is_vector(c, op->weight, experts);
+}
+
+static int check_combine(const checker *c, const ds4_image_op *op, uint32_t space,
+                         const ds4_image_slot *x) {
+    uint32_t used;
+    if (!routes(c, op->in[1], space, &used) || x->width % used || op->in[0] == op->out) return 0;
+    return slot(c, op->out, space, x->width / used, 0) != NULL;
+}
+
+static int check_rotation(const checker *c, const ds4_image_op *op, uint32_t space,
+                          const ds4_image_slot *x) {
+    if (space != DS4_SPACE_TOKENS || op->rope >= c->image->header->n_ropes || !op->dim ||
+        op->dim > DS4_MAX_HEAD_DIM || (uint64_t)op->heads * op->dim != x->width)
+        return 0;
+    uint32_t rope_dim = c->image->ropes[op->rope].rope_dim;
+    return rope_dim <= op->dim && op->first <= op->dim - rope_dim &&
+           slot(c, op->out, space, x->width, 0) != NULL;
+}
+
+static int check_store(const checker *c, const ds4_image_op *op, uint32_t space,
+                       const ds4_image_slot *k) {
+    if (space != DS4_SPACE_TOKENS || op->plane >= c->image->header->n_planes) return 0;
+    const ds4_image_plane *p = c->image->planes + op->plane;
+    if (!ds4_plane_attends(p) || k->width != p->kv_heads * p->dim) return 0;
+    return p->kind == DS4_PLANE_LATENT
+               ? op->in[1] == DS4_NONE
+               : slot(c, op->in[1], space, (uint64_t)p->kv_heads * p->value_dim, 0) != NULL;
+}
+
+static int check_rows_op(const checker *c, const ds4_image_op *op, uint32_t space) {
+    if (op->kind == DS4_OP_EMBED) {
+        const ds4_weight *table = weight(c, op->weight);
+        return table && space == DS4_SPACE_TOKENS && isfinite(op->value) &&
+               slot(c, op->out, space, (uint64_t)table->cols, 0);
+    }
+    if (op->kind == DS4_OP_GATHER) {
+        const ds4_image_slot *x = slot(c, op->in[0], DS4_SPACE_TOKENS, 0, 0);
+        return x && space == DS4_SPACE_OUTPUTS && slot(c, op->out, space, x->width, 0);
+    }
+    const ds4_image_slot *x = slot(c, op->in[0], space, 0, 0);
+    if (!x) return 0;
+    switch (op->kind) {
+    case DS4_OP_RMS_NORM:
+        return op->value >= 0.0f && isfinite(op->value) && op->heads &&
+               x->width % op->heads == 0 &&
+               (op->weight == DS4_NONE || is_vector(c, op->weight, x->width / op->heads)) &&
+               slot(c, op->out, space, x->width, 0);
+    case DS4_OP_GLU:
+        if (op->mode >= DS4_GLU_KINDS || !isfinite(op->alpha) || !(op->limit >= 0.0f)) return 0;
+        return slot(c, op->in[1], space, x->width, 0) && slot(c, op->out, space, x->width, 0);
+    case DS4_OP_ADD:
+        return slot(c, op->in[1], space, x->width, 0) && slot(c, op->out, space, x->width, 0);
+    case DS4_OP_SOFT_CAP:
+        return op->value > 0.0f && isfinite(op->value) && slot(c, op->out, space, x->width, 0);
+    case DS4_OP_GATE_ROW:
+        return slot(c, op->in[1], space, 1, 0) && slot(c, op->out, space, x->width, 0);
+    case DS4_OP_SLICE_HEADS:
+        return (uint64_t)op->heads * op->dim == x->width && op->width && op->width <= op->dim &&
+               op->first <= op->dim - op->width && op->in[0] != op->out &&
+               slot(c, op->out, space, (uint64_t)op->heads * op->width, 0);
+    case DS4_OP_JOIN_HEADS: return check_join(c, op, space, x);
+    case DS4_OP_ROUTE: return check_route(c, op, space, x);
+    case DS4_OP_COMBINE: return check_combine(c, op, space, x);
+    case DS4_OP_ROPE: return check_rotation(c, op, space, x);
+    case DS4_OP_KV_STORE: return check_store(c, op, space, x);
+    case DS4_OP_QUANTIZE: {
+        const ds4_image_slot *act = slot(c, op->out, space, 0, 1);
+        return act && (uint64_t)act->width * act->columns == x->width;
+    }
+    default: return ds4_check_stream_op(c, op, space, x);
+    }
+}
+
+static int check_matmul(const checker *c, const ds4_image_op *op, uint32_t space, int isa) {
+    const ds4_weight *w = weight(c, op->weight);
+    if (op->kind != DS4_OP_MATMUL || !w || !ds4_matmul_kernel(w->type, w->layout, isa)) return 0;
+    const ds4_image_slot *act = slot(c, op->in[0], space, (uint64_t)w->cols, 1);
+    if (!act || act->columns != 1 || act->format != ds4_act_format(w->type) ||
+        op->in[0] == op->out)
+        return 0;
+    if (op->bias != DS4_NONE && !is_vector(c, op->bias, (uint64_t)w->rows)) return 0;
+    return slot(c, op->out, space, (uint64_t)w->rows, 0) != NULL;
+}
+
+/* Matrices of experts: one activation column per token, or one per expert of the token. Without a
+ * route, matrix h meets column h of every token. */
+static int check_experts(const checker *c, const ds4_image_op *op, uint32_t space, int isa) {
+    if (op->kind != DS4_OP_MATMUL_EXPERTS || op->weight >= c->image->header->n_weights) return 0;
+    const ds4_weight *w = c->weights + op->weight;
+    uint32_t experts = c->image->weight_records[op->weight].experts, used = experts;
+    if (!ds4_matmul_kernel(w->type, w->layout, isa) || w->rows % ds4_row_granule(w->type, w->layout))
+        return 0;
+    if (op->in[1] == DS4_NONE ? experts > DS4_MAX_USED : !routes(c, op->in[1], space, &used))
+        return 0;
+    const ds4_image_slot *act = slot(c, op->in[0], space, (uint64_t)w->cols, 1);
+    if (!act || act->format != ds4_act_format(w->type) || op->in[0] == op->out ||
+        op->in[1] == op->out || (act->columns != used && (act->columns != 1 || op->in[1] == DS4_NONE)))
+        return 0;
+    if (op->bias != DS4_NONE) {
+        if (op->in[1] == DS4_NONE) return 0;
+        const ds4_weight *bias = weight(c, op->bias);
+        if (!bias || bias->type != 0 || bias->rows != experts || bias->cols != w->rows ||
+            (uintptr_t)bias->data % 4)
+            return 0;
+    }
+    return slot(c, op->out, space, (uint64_t)used * (uint64_t)w->rows, 0) != NULL;
+}
+
+/* Ops of an EXPERTS section look at one choice among equally many experts. */
+static int same_company(const checker *c, const ds4_image_op *a, const ds4_image_op *b) {
+    return a->in[1] == b->in[1] && c->image->weight_records[a->weight].experts ==
+                                       c->image->weight_records[b->weight].experts;
+}
+
+static int check_attend(const checker *c, const ds4_image_op *op, uint32_t space) {
+    if (op->kind != DS4_OP_ATTEND || space != DS4_SPACE_TOKENS ||
+        op->plane >= c->image->header->n_planes)
+        return 0;
+    const ds4_image_plane *p = c->image->planes + op->plane;
+    if (!ds4_plane_attends(p)) return 0;
+    if (p->window && (!op->window || op->window > p->window)) return 0;
+    if (op->weight != DS4_NONE && !is_vector(c, op->weight, op->heads)) return 0;
+    if (!(op->limit >= 0.0f) || !isfinite(op->limit)) return 0;
+    if (!op->width || op->width > p->value_dim || (p->kind == DS4_PLANE_KV && op->width != p->value_dim))
+        return 0;
+    return op->heads && op->heads <= 65536 && op->heads % p->kv_heads == 0 && isfinite(op->value) &&
+           slot(c, op->in[0], space, (uint64_t)op->heads * p->dim, 0) &&
+           slot(c, op->out, space, (uint64_t)op->heads * op->width, 0);
+}
+
+static int check_op(const checker *c, const ds4_image_section *s, const ds4_image_op *op, int isa) {
+    switch (s->kind) {
+    case DS4_SECTION_ROWS: return check_rows_op(c, op, s->space);
+    case DS4_SECTION_MATMUL: return check_matmul(c, op, s->space, isa);
+    case DS4_SECTION_ATTEND: return check_attend(c, op, s->space);
+    case DS4_SECTION_COMPRESS: return ds4_check_compress(c, op, s->space);
+    case DS4_SECTION_INDEX: return ds4_check_index(c, op, s->space);
+    case DS4_SECTION_ATTEND_ROWS: return ds4_check_attend_rows(c, op, s->space);
+    default:
+        return check_experts(c, op, s->space, isa) &&
+               same_company(c, c->image->ops + s->first_op, op);
+    }
+}
+
+static int check_sections(checker *c, int isa) {
+    const ds4_image_header *h = c->image->header;
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < h->n_sections; i++) {
+        const ds4_image_section *s = c->image->sections + i;
+        int shared = s->kind == DS4_SECTION_MATMUL || s->kind == DS4_SECTION_EXPERTS;
+        uint32_t most = s->kind == DS4_SECTION_ROWS ? h->n_ops : shared ? DS4_MAX_PARTS : 1;
+        if (s->kind >= DS4_SECTION_KINDS || s->space > DS4_SPACE_OUTPUTS || s->first_op != next ||
+            !s->n_ops || s->n_ops > most || s->n_ops > h->n_ops - next)
+            return refuse(c->error, c->error_bytes, "image: section %u: kind %u, ops %u+%u", i,
+                          s->kind, s->first_op, s->n_ops);
+        for (uint32_t j = 0; j < s->n_ops; j++, next++) {
+            const ds4_image_op *op = c->image->ops + next;
+            if (!check_op(c, s, op, isa))
+                return refuse(c->error, c->error_bytes,
+                              "image: op %u (kind %u) in section %u does not fit its slots, weights "
+                              "or this CPU's kernels",
+                              next, op->kind, i);
+        }
+    }
+    if (next != h->n_ops)
+        return refuse(c->error, c->error_bytes, "image: %u ops in sections, expected %u", next,
+                      h->n_ops);
+    if (!slot(c, h->logits_slot, DS4_SPACE_OUTPUTS, h->vocabulary, 0))
+        return refuse(c->error, c->error_bytes, "image: slot %u does not hold the logits",
+                      h->logits_slot);
+    return 0;
+}
+
+int ds4_image_check(const ds4_image *image, const ds4_memory *memory, uint32_t n_memory, int isa,
+                    ds4_weight *weights, char *error, size_t error_bytes) {
+    const ds4_image_header *h = image->header;
+    checker c = {image, weights, error, error_bytes};
+    for (uint32_t i = 0; i < h->n_weights; i++) {
+        const char *problem;
+        const ds4_image_weight *w = image->weight_records + i;
+        if (check_weight(w, memory, n_memory, image, weights + i, &problem)) {
+            uint32_t id = w->allocation < h->n_allocations ? image->allocations[w->allocation].id
+                                                           : w->allocation;
+            return refuse(error, error_bytes,
+                          "image: weight %u (ggml type %u, %lld x %lld at byte %llu of allocation "
+                          "%u): %s",
+                          i, w->type, (long long)w->rows, (long long)w->cols,
+                          (unsigned long long)w->offset, id, problem);
+        }
+    }
+    for (uint32_t i = 0; i < h->n_slots; i++)
+        if (check_slot(image->slots + i, h))
+            return refuse(error, error_bytes, "image: slot %u out of bounds", i);
+    for (uint32_t i = 0; i < h->n_ropes; i++)
+        if (check_rope(image->ropes + i, &c))
+            return refuse(error, error_bytes, "image: rope %u: parameters out of range", i);
+    for (uint32_t i = 0; i < h->n_planes; i++)
+        if (check_plane(image->planes + i, h->page_tokens))
+            return refuse(error, error_bytes, "image: cache plane %u: extents out of range", i);
+    return check_sections(&c, isa);
+}

@@ -1,0 +1,119 @@
+/* Which kernel runs: instruction set detection and the dispatch by type and layout. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#include <asm/hwcap.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "quants.h"
+
+#if defined(__x86_64__)
+/* All that build.py lets the compiler use in *_avx2.c. */
+static int has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
+
+/* The same for *_avx512.c. */
+static int has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+}
+
+/* The CPU has int8 tiles, and the kernel lets this process keep their state: it asks to be asked. */
+static int ask_for_amx(void) {
+#if defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a = 7, b, c = 0, d;
+    if (!has_avx512()) return 0;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    const unsigned wanted = 1u << 24 | 1u << 25; /* amx-tile, amx-int8 */
+    return (d & wanted) == wanted && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+#else
+    return 0;
+#endif
+}
+
+/* Asked once: cpuid takes tens of microseconds in a virtual machine. */
+static int has_amx(void) {
+    static _Atomic int answer = -1;
+    if (answer < 0) answer = ask_for_amx();
+    return answer;
+}
+#endif
+
+int ds4_isa_runs(int isa) {
+    if (isa == DS4_ISA_SCALAR) return 1;
+#if defined(__x86_64__)
+    if (isa == DS4_ISA_AVX2) return has_avx2();
+    if (isa == DS4_ISA_AVX512) return has_avx512();
+    return isa == DS4_ISA_AMX && has_amx();
+#elif defined(__aarch64__) && defined(__linux__)
+    return isa == DS4_ISA_NEON && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+    return isa == DS4_ISA_NEON; /* every Apple core since the M1 */
+#else
+    return 0;
+#endif
+}
+
+int ds4_isa_best(void) {
+    static const char *const names[DS4_ISAS] = {"scalar", "avx2", "neon", "avx512", "amx"};
+    const char *wanted = getenv("DS4_ISA");
+    if (wanted && *wanted) {
+        for (int isa = 0; isa < DS4_ISAS; isa++)
+            if (!strcmp(wanted, names[isa])) return ds4_isa_runs(isa) ? isa : DS4_ISA_SCALAR;
+        return -1;
+    }
+    int best = DS4_ISAS - 1; /* numbers of one machine's instruction sets ascend */
+    while (!ds4_isa_runs(best)) best--;
+    return best;
+}
+
+#if defined(__x86_64__)
+static ds4_matmul_fn avx2_kernel(const ds4_quant *quant, uint32_t layout) {
+    if (quant->act == DS4_ACT_F32) return ds4_matmul_avx2_float(quant->type, layout);
+    if (quant->act == DS4_ACT_Q8_32) return ds4_matmul_avx2_legacy(quant->type, layout);
+    return ds4_matmul_avx2_super(quant->type, layout);
+}
+
+/* Kernels of an instruction set where it has one; they hand rectangles that do not suit them on. */
+static ds4_matmul_fn avx512_kernel(const ds4_quant *quant, uint32_t layout) {
+    ds4_matmul_fn kernel = quant->act == DS4_ACT_Q8_32
+                               ? ds4_matmul_avx512_legacy(quant->type, layout)
+                               : ds4_matmul_avx512_super(quant->type, layout);
+    return kernel ? kernel : avx2_kernel(quant, layout);
+}
+
+static ds4_matmul_fn amx_kernel(const ds4_quant *quant, uint32_t layout) {
+    ds4_matmul_fn kernel = quant->act == DS4_ACT_Q8_32
+                               ? ds4_matmul_amx_legacy(quant->type, layout)
+                               : ds4_matmul_amx_super(quant->type, layout);
+    return kernel ? kernel : avx512_kernel(quant, layout);
+}
+#endif
+
+ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa) {
+    const ds4_quant *quant = ds4_quant_find(type);
+    if (!quant || layout > DS4_LAYOUT_X8) return NULL;
+    if (layout == DS4_LAYOUT_X8 && !ds4_x8_exists(type)) return NULL;
+    if (isa == DS4_ISA_SCALAR) return ds4_matmul_scalar(type, layout);
+#if defined(__x86_64__)
+    if (isa == DS4_ISA_AVX2) return avx2_kernel(quant, layout);
+    if (isa == DS4_ISA_AVX512) return avx512_kernel(quant, layout);
+    if (isa == DS4_ISA_AMX) return has_amx() ? amx_kernel(quant, layout) : NULL;
+#elif defined(__aarch64__)
+    if (isa == DS4_ISA_NEON) {
+        ds4_matmul_fn kernel = quant->act == DS4_ACT_F32     ? ds4_matmul_neon_float(type, layout)
+                               : quant->act == DS4_ACT_Q8_32 ? ds4_matmul_neon_legacy(type, layout)
+                                                             : ds4_matmul_neon_super(type, layout);
+        return kernel ? kernel : ds4_matmul_scalar(type, layout);
+    }
+#endif
+    return NULL;
+}

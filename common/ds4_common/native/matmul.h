@@ -1,0 +1,91 @@
+/* Weight matrices, activation formats and the matmul kernels.
+ *
+ * Owns: the seam between the quant kernels (who know block layouts) and the executor (who knows
+ * programs and threads). A kernel computes a rectangle of outputs; it never spawns threads, never
+ * allocates, and never looks outside its rectangle.
+ *
+ * The numerical contract (docs/design.md section 7): per output, exact integer sums inside a block,
+ * then one fmaf per block in block order. So a result depends only on the weight row and the
+ * activation column - not on ISA, layout, batch width, chunking or threads.
+ */
+#ifndef DS4_MATMUL_H
+#define DS4_MATMUL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define DS4_EXPORT __attribute__((visibility("default")))
+
+/* AVX512: with VNNI and VBMI, as since Ice Lake and Zen 4. AMX: that and int8 tiles. */
+typedef enum {
+    DS4_ISA_SCALAR = 0,
+    DS4_ISA_AVX2 = 1,
+    DS4_ISA_NEON = 2,
+    DS4_ISA_AVX512 = 3,
+    DS4_ISA_AMX = 4,
+    DS4_ISAS
+} ds4_isa;
+typedef enum { DS4_LAYOUT_RAW = 0, DS4_LAYOUT_X8 = 1 } ds4_layout;
+
+/* rows = outputs (GGUF dims[1]), cols = inputs (GGUF dims[0]). */
+typedef struct {
+    const void *data;
+    uint32_t type;   /* ggml_type */
+    uint32_t layout; /* ds4_layout */
+    int64_t rows, cols;
+} ds4_weight;
+
+/* What a kernel wants its activation columns to look like. */
+typedef enum {
+    DS4_ACT_F32 = 0,   /* plain floats: float weight types */
+    DS4_ACT_Q8_32 = 1, /* int8 blocks of 32 with scale and sum: legacy types */
+    DS4_ACT_Q8_256 = 2 /* int8 blocks of 256 with scale and 16 sub-sums: K and IQ types */
+} ds4_act;
+
+/* y[c * ldy + r] = <weight row r, activation column c> for r in [row0,row1), c in [0,n).
+ * acts points at n columns, act_stride bytes apart. row0 and row1 are multiples of the granule
+ * (row1 may also be w->rows). */
+typedef void (*ds4_matmul_fn)(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,
+                              size_t act_stride, int64_t n, float *y, int64_t ldy);
+
+/* Best instruction set of this CPU, lowered by the environment variable DS4_ISA=scalar|avx2|neon|avx512|amx.
+ * -1 when that variable says something else. */
+DS4_EXPORT int ds4_isa_best(void);
+
+/* 1 when this build and CPU can run that instruction set. */
+DS4_EXPORT int ds4_isa_runs(int isa);
+
+/* Kernel for (type, layout, isa), or NULL when that combination does not exist. Where a type has no
+ * NEON kernel of its own in a layout, the scalar one stands in. */
+DS4_EXPORT ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa);
+
+/* Activation format wanted by weights of that type; -1 for an unknown type. */
+DS4_EXPORT int ds4_act_format(uint32_t type);
+/* Bytes of one activation column in that format: a multiple of 64. 0 for an unknown format, or cols
+ * that are not a positive multiple of its block. */
+DS4_EXPORT size_t ds4_act_bytes(int format, int64_t cols);
+/* Quantizes one column. Bit-equal for every isa. x has cols floats. */
+DS4_EXPORT void ds4_act_quantize(int format, const float *x, int64_t cols, void *out, int isa);
+
+/* Rows must be split at multiples of this (8 for X8, else 1). */
+DS4_EXPORT int64_t ds4_row_granule(uint32_t type, uint32_t layout);
+
+/* Dequantizes row r to cols floats (embedding gather, norms, tests). Returns 0, or -1 for an
+ * unknown (type, layout). Bit-equal for every isa by being scalar. */
+DS4_EXPORT int ds4_dequant_row(const ds4_weight *w, int64_t r, float *out);
+
+/* Bytes of one block and weights per block of a ggml type; 0 for an unknown type. */
+DS4_EXPORT int64_t ds4_block_bytes(uint32_t type);
+DS4_EXPORT int64_t ds4_block_weights(uint32_t type);
+
+/* 1 when rows x cols of that type can be stored in the X8 layout (same bytes as raw): Q4_0, Q4_1,
+ * Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K with rows a multiple of 8. */
+DS4_EXPORT int ds4_pack_possible(uint32_t type, int64_t rows, int64_t cols);
+/* Repacks raw rows [row0,row1) - src points at row0's raw bytes - into dst, which points at the
+ * tensor's first packed byte. row0, row1 multiples of 8. Inverse: ds4_unpack_rows. 0 or -1. */
+DS4_EXPORT int ds4_pack_rows(uint32_t type, const void *src, void *dst, int64_t row0, int64_t row1,
+                             int64_t cols);
+DS4_EXPORT int ds4_unpack_rows(uint32_t type, const void *src, void *dst, int64_t row0,
+                               int64_t row1, int64_t cols);
+
+#endif

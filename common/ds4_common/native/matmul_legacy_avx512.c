@@ -1,0 +1,125 @@
+/* Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 in the X8 layout, AVX-512 VNNI: sixteen rows, up to eight columns.
+ *
+ * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. Two groups of eight
+ * rows share a vector; weights are unpacked in registers and meet every column at once, so memory
+ * is read in order and nothing is stored in between. vpdpbusd takes its left factors unsigned: Q8_0 is
+ * moved by 128, and the sum of the activations takes that off again, exactly.
+ */
+#if defined(__AVX512F__)
+#include "legacy_x8_avx512.h"
+
+#define COLUMNS 8 /* sums and accumulators of that many fit the registers */
+
+/* Adds weights 4 step .. 4 step + 3 times those of every column. */
+DS4_INLINE void add_step(const int columns, __m512i w, const char *const *x, int64_t b, int step,
+                         __m512i *isum) {
+#pragma GCC unroll 8
+    for (int c = 0; c < columns; c++)
+        isum[c] = _mm512_dpbusd_epi32(isum[c], w, broadcast4_16(x[c] + 32 * b + 4 * step));
+}
+
+DS4_INLINE __m512i remove_offset16(uint32_t type, __m512i isum, const int32_t *sum) {
+    const int shift = type == DS4_Q4_0 ? 3 : type == DS4_Q5_0 ? 4 : 7; /* stored minus true value */
+    if (has_min(type)) return isum;
+    return _mm512_sub_epi32(isum, _mm512_slli_epi32(_mm512_set1_epi32(*sum), shift));
+}
+
+/* Sixteen rows, whose blocks are at `a` and `b`, against `columns` columns. */
+DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const uint8_t *b,
+                       int64_t blocks, const char *acts, size_t act_stride, float *y, int64_t ldy,
+                       __mmask16 rows) {
+    const int bytes = DS4_X8_ROWS * block_bytes_of(type);
+    const size_t d_at = ds4_round64((size_t)(32 * blocks)), plane = 4 * (size_t)blocks;
+    const char *x[COLUMNS];
+    __m512 acc[COLUMNS];
+    for (int c = 0; c < columns; c++) {
+        x[c] = acts + (size_t)c * act_stride;
+        acc[c] = _mm512_setzero_ps();
+    }
+    for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
+        __m512i isum[COLUMNS];
+        for (int c = 0; c < columns; c++) isum[c] = _mm512_setzero_si512();
+        prefetch_bytes(a, bytes, DS4_PREFETCH_AHEAD);
+        prefetch_bytes(b, bytes, DS4_PREFETCH_AHEAD);
+        if (type == DS4_Q8_0) {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                __m512i w = two_groups(a + 16 + 32 * j, b + 16 + 32 * j);
+                add_step(columns, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), x, i, j, isum);
+            }
+        } else {
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                __m512i low, high;
+                steps16(type, a, b, j, &low, &high);
+                add_step(columns, low, x, i, j, isum);
+                add_step(columns, high, x, i, 4 + j, isum);
+            }
+        }
+        __m512 d = two_half8(a, b), m = d;
+        if (has_min(type)) m = two_half8(a + 16, b + 16);
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c++) {
+            const float *dx = (const float *)(const void *)(x[c] + d_at) + i;
+            const char *sums = x[c] + d_at + 2 * plane;
+            __m512i whole = remove_offset16(type, isum[c], (const int32_t *)(const void *)sums + i);
+            acc[c] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(*dx)),
+                                     _mm512_cvtepi32_ps(whole), acc[c]);
+            if (has_min(type))
+                acc[c] = _mm512_fmadd_ps(m, _mm512_set1_ps(dx[blocks]), acc[c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < columns; c++) _mm512_mask_storeu_ps(y + c * ldy, rows, acc[c]);
+}
+
+DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
+                          const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    int64_t blocks = w->cols / 32, row_bytes = blocks * block_bytes_of(type);
+    for (int64_t r = row0; r < row1; r += 16) {
+        const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
+        const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
+        __mmask16 rows = first_of_16(row1 - r);
+        for (int64_t c = 0, count; c < n; c += count) {
+            const char *x = acts + (size_t)c * act_stride;
+            float *out = y + c * ldy + r;
+            /* a constant column count keeps the sums in registers */
+            if (n - c >= 8)
+                rows16(type, count = 8, a, b, blocks, x, act_stride, out, ldy, rows);
+            else if (n - c >= 4)
+                rows16(type, count = 4, a, b, blocks, x, act_stride, out, ldy, rows);
+            else if (n - c >= 2)
+                rows16(type, count = 2, a, b, blocks, x, act_stride, out, ldy, rows);
+            else
+                rows16(type, count = 1, a, b, blocks, x, act_stride, out, ldy, rows);
+        }
+    }
+}
+
+#define KERNEL(name, type)                                                                         \
+    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
+                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
+        rectangle(type, w, row0, row1, acts, act_stride, n, y, ldy);                              \
+    }
+
+KERNEL(q4_0_x8, DS4_Q4_0)
+KERNEL(q4_1_x8, DS4_Q4_1)
+KERNEL(q5_0_x8, DS4_Q5_0)
+KERNEL(q5_1_x8, DS4_Q5_1)
+KERNEL(q8_0_x8, DS4_Q8_0)
+
+/* NULL where the AVX2 kernel serves: raw blocks. */
+ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout) {
+    if (layout != DS4_LAYOUT_X8) return NULL;
+    switch (type) {
+    case DS4_Q4_0: return q4_0_x8;
+    case DS4_Q4_1: return q4_1_x8;
+    case DS4_Q5_0: return q5_0_x8;
+    case DS4_Q5_1: return q5_1_x8;
+    case DS4_Q8_0: return q8_0_x8;
+    default: return NULL;
+    }
+}
+#else
+typedef int ds4_matmul_legacy_avx512_is_for_x86;
+#endif

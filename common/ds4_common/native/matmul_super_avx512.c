@@ -1,0 +1,134 @@
+/* K and IQ types (blocks of 256), AVX-512: X8 of Q2_K .. Q5_K.
+ *
+ * Two groups of eight rows share a vector, one lane per row, up to four columns at once. Sums of
+ * sixteen products stay below 2^15 for all but Q5_K, so vpdpwssd multiplies them with the sub-scale in
+ * the low half of each lane and adds: a sub-scale costs one instruction. Q5_K multiplies in int32.
+ */
+#if defined(__AVX512F__)
+#include "avx512.h"
+#include "super_x8_avx512.h"
+
+#define COLUMNS 4 /* columns whose sums fit the registers */
+
+typedef struct {
+    __m512i isum, term;
+} sums16;
+
+/* The products of one thirty-two with every column. */
+DS4_INLINE void add_32(uint32_t type, const int columns, const uint8_t *a, const uint8_t *b, int i,
+                       const x8_scales16 *scales, const char *const *x, int64_t at, sums16 *s) {
+    const int subs = type == DS4_Q5_K ? 1 : 2, steps = 8 / subs;
+#pragma GCC unroll 2
+    for (int half = 0; half < subs; half++) {
+        __m512i scale = x8_scale16(type, scales, 2 * i + half), sub[COLUMNS];
+        for (int c = 0; c < columns; c++) sub[c] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int j = 0; j < steps; j++) {
+            const int step = half * steps + j;
+            __m512i w = x8_values16(type, a, b, i, step);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++)
+                sub[c] = _mm512_dpbusd_epi32(sub[c], w,
+                                             broadcast4_16(x[c] + at + 32 * i + 4 * step));
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c++)
+            s[c].isum = type == DS4_Q5_K
+                            ? _mm512_add_epi32(s[c].isum, _mm512_mullo_epi32(sub[c], scale))
+                            : _mm512_dpwssd_epi32(s[c].isum, sub[c], scale);
+    }
+}
+
+/* Sixteen rows, whose blocks are at `a` and `b`, against `columns` columns. */
+DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const uint8_t *b,
+                       int64_t blocks, const char *acts, size_t act_stride, float *y, int64_t ldy,
+                       __mmask16 rows) {
+    const int bytes = DS4_X8_ROWS * super_bytes(type);
+    const char *x[COLUMNS];
+    __m512 acc[COLUMNS];
+    for (int c = 0; c < columns; c++) {
+        x[c] = acts + (size_t)c * act_stride;
+        acc[c] = _mm512_setzero_ps();
+    }
+    for (int64_t k = 0; k < blocks; k++, a += bytes, b += bytes) {
+        sums16 s[COLUMNS];
+        for (int c = 0; c < columns; c++) s[c].isum = s[c].term = _mm512_setzero_si512();
+        prefetch_bytes(a, bytes, 4096);
+        prefetch_bytes(b, bytes, 4096);
+        x8_scales16 scales;
+        x8_load_scales16(type, a, b, &scales);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) add_32(type, columns, a, b, i, &scales, x, 256 * k, s);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            __m512i mn = x8_term16(type, &scales, i);
+#pragma GCC unroll 8
+            for (int c = 0; c < columns; c++)
+                s[c].term = _mm512_dpwssd_epi32(
+                    s[c].term, mn, broadcast4_16(x[c] + 256 * blocks + 32 * k + 4 * i));
+        }
+        __m512 d = two_half8(a, b), m = d;
+        if (super_has_min(type))
+            m = _mm512_xor_ps(two_half8(a + 16, b + 16), _mm512_set1_ps(-0.0f));
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c++) {
+            const float *xd = (const float *)(const void *)(x[c] + 288 * blocks) + k;
+            __m512 dx = _mm512_set1_ps(*xd);
+            if (!super_has_min(type)) s[c].isum = _mm512_add_epi32(s[c].isum, s[c].term);
+            acc[c] = _mm512_fmadd_ps(_mm512_mul_ps(d, dx), _mm512_cvtepi32_ps(s[c].isum), acc[c]);
+            if (super_has_min(type))
+                acc[c] = _mm512_fmadd_ps(_mm512_mul_ps(m, dx), _mm512_cvtepi32_ps(s[c].term),
+                                         acc[c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < columns; c++) _mm512_mask_storeu_ps(y + c * ldy, rows, acc[c]);
+}
+
+DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
+                             const char *acts, size_t act_stride, int64_t n, float *y,
+                             int64_t ldy) {
+    int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
+    for (int64_t r = row0; r < row1; r += 16) {
+        const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
+        const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
+        __mmask16 rows = first_of_16(row1 - r);
+        for (int64_t c = 0, count; c < n; c += count) {
+            const char *x = acts + (size_t)c * act_stride;
+            float *out = y + c * ldy + r;
+            /* a constant column count keeps the sums in registers */
+            if (n - c >= 4)
+                rows16(type, count = 4, a, b, blocks, x, act_stride, out, ldy, rows);
+            else if (n - c >= 2)
+                rows16(type, count = 2, a, b, blocks, x, act_stride, out, ldy, rows);
+            else
+                rows16(type, count = 1, a, b, blocks, x, act_stride, out, ldy, rows);
+        }
+    }
+}
+
+#define KERNEL_X8(name, type)                                                                      \
+    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
+                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
+        rectangle_x8(type, w, row0, row1, acts, act_stride, n, y, ldy);                           \
+    }
+
+KERNEL_X8(q2_k_x8, DS4_Q2_K)
+KERNEL_X8(q3_k_x8, DS4_Q3_K)
+KERNEL_X8(q4_k_x8, DS4_Q4_K)
+KERNEL_X8(q5_k_x8, DS4_Q5_K)
+
+/* NULL where the AVX2 kernel serves. */
+ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
+    if (layout != DS4_LAYOUT_X8) return ds4_matmul_avx512_rows(type);
+    switch (type) {
+    case DS4_Q2_K: return q2_k_x8;
+    case DS4_Q3_K: return q3_k_x8;
+    case DS4_Q4_K: return q4_k_x8;
+    case DS4_Q5_K: return q5_k_x8;
+    default: return NULL;
+    }
+}
+#else
+typedef int ds4_matmul_super_avx512_is_for_x86;
+#endif

@@ -1,0 +1,40 @@
+"""How much faster the packed layout of a type is than the raw one, by instruction set.
+
+Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants.cpu_layout`.
+"""
+
+PACKED_TO_RAW: dict[str, dict[str, float]] = {
+    "AMX": {
+        "Q4_0": 1.71,
+        "Q4_1": 1.67,
+        "Q5_0": 1.90,
+        "Q5_1": 2.00,
+        "Q8_0": 1.68,
+        "Q2_K": 2.05,
+        "Q3_K": 2.04,
+        "Q4_K": 1.69,
+        "Q5_K": 1.52,
+    },
+    "AVX2": {
+        "Q4_0": 1.36,
+        "Q4_1": 1.41,
+        "Q5_0": 1.38,
+        "Q5_1": 1.47,
+        "Q8_0": 1.18,
+        "Q2_K": 1.29,
+        "Q3_K": 1.17,
+        "Q4_K": 1.30,
+        "Q5_K": 1.23,
+    },
+    "AVX512": {
+        "Q4_0": 1.91,
+        "Q4_1": 2.07,
+        "Q5_0": 2.08,
+        "Q5_1": 2.74,
+        "Q8_0": 2.27,
+        "Q2_K": 2.18,
+        "Q3_K": 1.92,
+        "Q4_K": 2.18,
+        "Q5_K": 1.79,
+    },
+}

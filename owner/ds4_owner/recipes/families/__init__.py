@@ -1,0 +1,1 @@
+"""One module per model family, found by name (docs/adding-a-family.md)."""

@@ -1,0 +1,287 @@
+"""Workers on a CUDA device as processes: owner with device memory, broker, worker, HTTP, deaths.
+
+On the stand-in driver, with kernels that g++ built; with DS4_TEST_GPU=1 (`make gpu-test`) on this
+machine's device, without the tests that inject faults. The answers are those of the CPU executor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds4_common import client
+from ds4_common.allocation import ArtifactKind
+from ds4_common.gguf import GgmlType
+from ds4_worker.executor.api import ExecutorConfig
+from golden import tiny
+from golden.gemma3.cases import CASES as GEMMA3
+from helpers import cuda_stand_in, stack
+from helpers.cuda_executors import kernel_folder
+from helpers.device_stack import Device, device
+from helpers.executors import GREEDY, cpu_executor, generate
+from helpers.models import smollm2_path
+from helpers.prepared import prepare_file
+from helpers.stack import Program
+from helpers.wide_experts import TWO_BIT, wide_experts
+
+ON_DEVICE = os.environ.get("DS4_TEST_GPU") == "1"
+MISSING = "" if ON_DEVICE else cuda_stand_in.missing()
+pytestmark = [pytest.mark.gpu] if ON_DEVICE else [pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+STAND_IN = pytest.mark.skipif(ON_DEVICE, reason="needs the stand-in driver")
+CASE = GEMMA3[0]
+PROMPT, COUNT = [3, 14, 15, 9, 26] * 3, 12
+FLAGS = ("--max-seqs", "2", "--prefill-chunk", "16", "--mixed-prefill-quantum", "8")
+SMALL_CHUNKS = ("--prefill-chunk", "8", "--mixed-prefill-quantum", "7")
+BODY: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+
+
+class Model:
+    """A model, and the kernels that it needs on the stand-in."""
+
+    def __init__(self, path: Path, config: ExecutorConfig, folder: Path) -> None:
+        self.path, self.prepared, self.config = path, prepare_file(path), config
+        self.environment = {}
+        if not ON_DEVICE:
+            kernels = kernel_folder(self.prepared, config, folder / "kernels")
+            self.environment["DS4_CUDA_KERNELS"] = str(kernels)
+
+    def answer(self, prompt: list[int], count: int) -> list[int]:
+        """The CPU's."""
+        executor = cpu_executor(self.prepared, self.config)
+        drawn = generate(executor, prompt, count, GREEDY)
+        executor.close()
+        return [sampled.token for sampled in drawn]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("model")
+    config = ExecutorConfig(threads=1, banks=2, context_tokens=CASE.context, batch_tokens=16)
+    return Model(tiny.write_gguf(CASE, folder / "model.gguf"), config, folder)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model) -> str:
+    """The text of a tiny answer."""
+    return "".join(tiny.TEXTS[token] for token in model.answer(PROMPT, COUNT))
+
+
+@pytest.fixture
+def run() -> Iterator[Path]:
+    """Short enough for sockets."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+class RealDevice(Device):
+    """This machine's, with whatever else is on it."""
+
+    def environment(self, **_: str) -> dict[str, str]:
+        return {}
+
+    def used_bytes(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def on_device() -> Iterator[Device]:
+    if not ON_DEVICE:
+        with device(host="hidden") as made:
+            yield made
+        return
+    real = RealDevice()
+    yield real
+    real.end()
+
+
+def launch(
+    on_device: Device, model: Model, run: Path, port: int, *flags: str, **more: str
+) -> Program:
+    """A worker that may not get far. `more`: settings of the stand-in."""
+    environment = {**model.environment, **on_device.environment(**more)}
+    arguments = ("--manifest", str(run / "w"), "--port", str(port), *FLAGS, *flags)
+    program = Program.start("ds4_worker.cli", *arguments, **environment)
+    on_device.programs.append(program)
+    return program
+
+
+@contextmanager
+def worker(
+    on_device: Device, model: Model, run: Path, port: int, *flags: str, **more: str
+) -> Iterator[Program]:
+    program = launch(on_device, model, run, port, "--cuda", *flags, **more)
+    program.wait_for("ready")
+    yield program
+
+
+def answer(port: int) -> str:
+    status, reply = stack.request(port, "POST", "/v1/completions", {"prompt": PROMPT, **BODY})
+    assert status == 200, reply
+    return str(reply["choices"][0]["text"])
+
+
+# --- the whole path ---
+
+
+def test_a_worker_answers_as_the_cpu_does_and_outlives_kills_on_both_sides(
+    on_device: Device, model: Model, expected: str, run: Path
+) -> None:
+    port = stack.free_port()
+    owner = on_device.owner(model.path, run)
+    held = on_device.used_bytes()
+    with worker(on_device, model, run, port) as first:
+        assert answer(port) == expected
+        first.stop(signal.SIGKILL)
+    assert on_device.used_bytes() == held  # all of the worker's own memory is free again
+    with worker(on_device, model, run, port) as second:
+        assert answer(port) == expected
+        owner.stop(signal.SIGKILL)
+        assert answer(port) == expected  # its mappings are its own
+        assert second.stop() == 0
+
+
+def test_the_real_small_model_continues_as_on_the_cpu_after_a_kill(
+    on_device: Device, run: Path, tmp_path: Path
+) -> None:
+    """Few tokens: the stand-in takes seconds for each."""
+    config = ExecutorConfig(threads=1, banks=1, context_tokens=64, batch_tokens=8)
+    model, port = Model(smollm2_path(), config, tmp_path), stack.free_port()
+    ids = model.answer(PROMPT[:5], 2)
+    on_device.owner(model.path, run)
+    shape = [*("--ctx", "64", "--max-seqs", "1"), *SMALL_CHUNKS]
+    body = {**BODY, "prompt": PROMPT[:5], "max_tokens": 2, "return_token_ids": True}
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        with worker(on_device, model, run, port, *shape) as program:
+            status, reply = stack.request(port, "POST", "/v1/completions", body)
+            assert status == 200, reply
+            assert reply["choices"][0]["token_ids"] == ids
+            program.stop(end)
+
+
+def test_experts_in_the_layouts_of_devices_answer_as_raw_ones_on_the_cpu(
+    on_device: Device, run: Path, tmp_path: Path
+) -> None:
+    case = wide_experts()
+    path = tiny.write_gguf(case, tmp_path / "model.gguf", TWO_BIT)
+    config = ExecutorConfig(threads=1, banks=2, context_tokens=case.context, batch_tokens=16)
+    model, port = Model(path, config, tmp_path), stack.free_port()
+    ids = model.answer(PROMPT, 4)
+    on_device.owner(model.path, run)
+    with client.connect(str(run / "w"), "inspect") as owner:
+        records = owner.describe_allocations()
+        kinds = {record.artifact.kind for record in records if record.artifact}
+    assert kinds == {ArtifactKind.IQ2_XXS_ALIGNED, ArtifactKind.Q2_K_ALIGNED}
+    body = {**BODY, "prompt": PROMPT, "max_tokens": 4, "return_token_ids": True}
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        with worker(on_device, model, run, port) as program:
+            status, reply = stack.request(port, "POST", "/v1/completions", body)
+            assert status == 200, reply
+            assert reply["choices"][0]["token_ids"] == ids
+            program.stop(end)
+
+
+def test_requests_at_once_get_the_answer_of_one_alone(
+    on_device: Device, model: Model, expected: str, run: Path
+) -> None:
+    port = stack.free_port()
+    on_device.owner(model.path, run)
+    with worker(on_device, model, run, port):
+        body = {"prompt": [PROMPT] * 3, **BODY}
+        status, reply = stack.request(port, "POST", "/v1/completions", body)
+        assert status == 200, reply
+        assert {choice["text"] for choice in reply["choices"]} == {expected}
+
+
+def test_weights_in_host_memory_are_copied_only_when_a_flag_asks_for_it(
+    on_device: Device, model: Model, expected: str, run: Path
+) -> None:
+    port = stack.free_port()
+    with stack.owner(model.path, run, "--backend", "memfd", "--cpu-layout", "raw"):
+        refused = launch(on_device, model, run, port, "--cuda")
+        assert refused.wait() == 1
+        assert "holds its weights in host memory (backend memfd)" in refused.text
+        assert "--cuda-copy" in refused.text
+        with worker(on_device, model, run, port, "--cuda-copy"):
+            assert answer(port) == expected
+
+
+# --- refusals and failures ---
+
+
+def test_device_memory_is_no_place_for_a_cpu_worker(
+    on_device: Device, model: Model, run: Path
+) -> None:
+    on_device.owner(model.path, run)
+    refused = launch(on_device, model, run, stack.free_port())
+    assert refused.wait() == 1
+    assert "where a CPU cannot read them; add --cuda" in refused.text
+
+
+@STAND_IN
+def test_a_simulated_device_is_refused_without_the_flag_of_tests(
+    on_device: Device, model: Model, run: Path
+) -> None:
+    on_device.owner(model.path, run)
+    environment = {**on_device.environment(), "DS4_CUDA_SIMULATED": "0"}
+    refused = Program.start(
+        "ds4_worker.cli", "--cuda", "--manifest", str(run / "w"), "--port", "0", **environment
+    )
+    assert refused.wait() == 45
+    assert "is a simulation for tests" in refused.text
+
+
+def test_cpu_layouts_are_refused_by_name(on_device: Device, run: Path) -> None:
+    """An owner that packed its weights for CPUs, and a worker that shall copy them."""
+    case = tiny.cases_of("qwen3")[0]
+    path = tiny.write_gguf(case, run / "model.gguf", (GgmlType.Q8_0, GgmlType.F16))
+    port = stack.free_port()
+    with stack.owner(path, run, "--backend", "memfd", "--cpu-layout", "packed"):
+        environment = on_device.environment()
+        refused = Program.start(
+            "ds4_worker.cli", "--cuda", "--cuda-copy", "--manifest", str(run / "w"),
+            "--port", str(port), **environment,
+        )  # fmt: skip
+        assert refused.wait() == 1
+        assert "no kernels for: weights of Q8_0 in layout 1" in refused.text
+
+
+@STAND_IN
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("cuMemAlloc:3:2", 46),
+        ("cuMemImportFromShareableHandle:1:2", 46),
+        ("cuModuleLoadData:2:209", 40),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_with_the_code_of_its_reason(
+    on_device: Device, model: Model, run: Path, fault: str, code: int
+) -> None:
+    on_device.owner(model.path, run)
+    held = on_device.used_bytes()
+    refused = launch(on_device, model, run, stack.free_port(), "--cuda", fault=fault)
+    assert refused.wait() == code, refused.text
+    assert refused.text.count("CUDA driver: ") == 1
+    assert on_device.used_bytes() == held
+
+
+@STAND_IN
+def test_a_lost_context_fails_the_requests_and_ends_the_worker(
+    on_device: Device, model: Model, expected: str, run: Path
+) -> None:
+    port = stack.free_port()
+    on_device.owner(model.path, run)
+    with worker(on_device, model, run, port, fault="cuGraphLaunch:4:sticky") as broken:
+        status, reply = stack.request(port, "POST", "/v1/completions", {"prompt": PROMPT, **BODY})
+        assert status == 500, reply
+        assert broken.wait() == 49
+        assert "the context is lost" in broken.text
+    with worker(on_device, model, run, port):
+        assert answer(port) == expected

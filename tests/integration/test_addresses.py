@@ -1,0 +1,108 @@
+"""A worker on IPv6 and on a Unix socket: real processes, real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import stack
+
+GREEDY = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """An HTTP client on a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=stack.DEADLINE_SECONDS)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def complete(connection: http.client.HTTPConnection, *, stream: bool = False) -> bytes:
+    connection.request("POST", "/v1/completions", json.dumps({**GREEDY, "stream": stream}))
+    response = connection.getresponse()
+    assert response.status == 200
+    return response.read()
+
+
+@contextmanager
+def serving(manifest: Path, *flags: str) -> Iterator[stack.Program]:
+    """A ready worker at an address of the test's choice."""
+    program = stack.Program.start("ds4_worker.cli", "--manifest", str(manifest), *flags)
+    try:
+        program.wait_for("ready")
+        yield program
+    finally:
+        if program.process.poll() is None:
+            program.stop(signal.SIGKILL)
+
+
+def test_a_worker_serves_a_private_unix_socket_and_the_next_one_takes_it_over(
+    manifest: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    with serving(manifest, "--host", f"unix:{path}") as old:
+        assert old.wait_for("ready").split()[2] == f"unix:{path}"
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        client = UnixConnection(path)
+        assert b'"usage"' in complete(client)
+        assert complete(client, stream=True).endswith(b"data: [DONE]\n\n")
+        with serving(manifest, "--host", str(path)) as new:
+            assert old.wait() == 0
+            fresh = UnixConnection(path)
+            assert b'"usage"' in complete(fresh)
+            fresh.close()
+            client.close()
+            assert new.stop(signal.SIGTERM) == 0
+
+
+def test_a_client_of_a_unix_socket_that_goes_away_is_noticed(
+    manifest: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    flags = ("--host", str(path), "--max-seqs", "1", "--max-queue", "0")
+    with serving(manifest, *flags) as worker:
+        leaver = UnixConnection(path)
+        body = {**GREEDY, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        leaver.request("POST", "/v1/completions", json.dumps(body))
+        response = leaver.getresponse()
+        assert response.readline().startswith(b"data: ")
+        response.close()
+        leaver.close()
+        status = 429
+        while status == 429:  # until the place is free again
+            client = UnixConnection(path)
+            client.request("POST", "/v1/completions", json.dumps(GREEDY))
+            status = client.getresponse().status
+            client.close()
+        assert status == 200
+        assert worker.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("form", ["::1", "[::1]:{port}"])
+def test_a_worker_serves_ipv6(manifest: Path, form: str) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        port = probe.getsockname()[1]
+    flags: tuple[str, ...] = ("--host", form.format(port=port))
+    if "port" not in form:
+        flags = (*flags, "--port", str(port))
+    with serving(manifest, *flags) as worker:
+        assert worker.wait_for("ready").split()[2] == f"http://[::1]:{port}"
+        client = http.client.HTTPConnection("::1", port, timeout=stack.DEADLINE_SECONDS)
+        assert b'"usage"' in complete(client)
+        client.close()
+        assert worker.stop(signal.SIGTERM) == 0

@@ -1,0 +1,358 @@
+"""CUDA kernels of exchanging streams and of compressed rows, run on the CPU: the CPU's own bits."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds4_worker.cuda.kernels import KERNELS, Unit
+from ds4_worker.cuda.parameters import (
+    AttendRows,
+    Compress,
+    Index,
+    Plane,
+    StoreRows,
+    Streams,
+)
+from ds4_worker.executor.reference import KERNELS as DEFINITIONS
+from helpers.cuda_kernels import F32, Memory, address, module_of
+from helpers.kv_table import kv_table
+from helpers.quant_blocks import bits
+from helpers.vector_table import table
+
+SCALAR, HALF = table(0), kv_table(0)
+PAGE = 16
+
+
+def launch(name: str, p: ctypes.Structure, descending: bool = False) -> None:
+    kernel = KERNELS[name]
+    module_of(Unit(kernel.file)).run(name, p, kernel.launch(p), descending)
+
+
+def exp(x: F32) -> F32:
+    out = np.ascontiguousarray(x, np.float32).copy()
+    SCALAR.exp_scaled(out.ctypes.data, out.ctypes.data, 0.0, 1.0, out.size)
+    return out
+
+
+def streams(name: str, width: int, rows: int, y_width: int, inputs: dict[str, F32],
+            **fields: float) -> F32:  # fmt: skip
+    memory = Memory()
+    p = Streams(rows=rows, width=width, **fields)
+    for field, values in inputs.items():
+        held = memory.array(values.shape, np.float32, values)
+        setattr(p, field, address(held))
+        if field in "xws":
+            setattr(p, f"{field}_stride", held.strides[0])
+    y = memory.array((rows, y_width), np.float32)
+    p.y, p.y_stride = address(y), y.strides[0]
+    launch(name, p)
+    return y.copy()
+
+
+def normalized(c: F32, axis: int, eps: np.float32) -> F32:
+    total = np.zeros(len(c), np.float32)
+    for part in np.moveaxis(c, axis, 0):
+        total = total + part
+    factor = np.float32(1) / (total + eps)
+    made: F32 = c * (factor[None, :] if axis == 0 else factor[:, None])
+    return made
+
+
+@pytest.mark.parametrize("streams_", [1, 4, 6])
+def test_stream_weights_have_the_bits_of_the_cpu(streams_: int) -> None:
+    rng, n, eps = np.random.default_rng(1), streams_, np.float32(1e-4)
+    width = n * (2 + n)
+    mix, base = (rng.normal(0, 2, (2, width)).astype(np.float32) for _ in range(2))
+    scale = np.array([[0.7, 1.3, -0.4]], np.float32)
+    got = streams(
+        "hyper_weights", width, 2, width, {"x": mix, "scale": scale, "base": base[:1]},
+        streams=n, iterations=3, eps=1e-4,
+    )  # fmt: skip
+    one = np.float32(1)
+    for row in range(2):
+        factor = np.repeat(scale[0], [n, n, n * n])
+        x = mix[row] * factor + base[0]
+        sigmoid = one / (one + exp(-x))
+        c = x[2 * n :].reshape(n, n)
+        c = exp(c - c.max(1, keepdims=True))
+        total = np.zeros((n, 1), np.float32)
+        for j in range(n):
+            total = total + c[:, j : j + 1]
+        c = normalized(c / total + eps, 0, eps)
+        for _ in range(2):
+            c = normalized(normalized(c, 1, eps), 0, eps)
+        expected = np.concatenate(
+            [sigmoid[:n] + eps, np.float32(2) * sigmoid[n : 2 * n], c.ravel()]
+        )
+        np.testing.assert_array_equal(bits(got[row]), bits(expected))
+
+
+def test_streams_are_read_and_written_in_order() -> None:
+    rng, n, width = np.random.default_rng(2), 4, 300
+    s, x = (rng.standard_normal((2, k * width)).astype(np.float32) for k in (n, 1))
+    w = rng.standard_normal((2, n * (2 + n))).astype(np.float32)
+    read, written = np.zeros((2, width), np.float32), np.zeros((2, n, width), np.float32)
+    for row in range(2):
+        parts = s[row].reshape(n, width)
+        for i in range(n):
+            SCALAR.add_scaled(read[row].ctypes.data, parts[i].ctypes.data, float(w[row, i]), width)
+        for d in range(n):
+            to = written[row, d].ctypes.data
+            SCALAR.add_scaled(to, x[row].ctypes.data, float(w[row, n + d]), width)
+            for i in range(n):
+                weight = float(w[row, 2 * n + i * n + d])
+                SCALAR.add_scaled(to, parts[i].ctypes.data, weight, width)
+    got = streams("hyper_read", width, 2, width, {"s": s, "w": w}, streams=n)
+    np.testing.assert_array_equal(bits(got), bits(read))
+    got = streams("hyper_write", width, 2, n * width, {"x": x, "s": s, "w": w}, streams=n)
+    np.testing.assert_array_equal(bits(got), bits(written.reshape(2, -1)))
+
+
+def test_the_hadamard_transform_is_its_definition() -> None:
+    x = np.random.default_rng(3).standard_normal((2, 3 * 128)).astype(np.float32)
+    got = streams("hadamard", 0, 2, 384, {"x": x}, heads=3, dim=128)
+    expected = DEFINITIONS["hadamard"]([x], {"heads": 3})
+    assert expected is not None
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6)
+    again = streams("hadamard", 0, 2, 384, {"x": got}, heads=3, dim=128)
+    np.testing.assert_allclose(again, x, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", [0, 1])
+def test_floats_of_few_bits_are_those_of_the_definition(form: int) -> None:
+    rng = np.random.default_rng(4)
+    x = (rng.standard_normal((3, 2 * 80)) * 10.0 ** rng.uniform(-8, 8, (3, 1))).astype(np.float32)
+    x[0, :64] = 0
+    got = streams(
+        "round_floats", 0, 3, 160, {"x": x}, heads=2, dim=80, format=form, block=32, dims=64
+    )
+    attributes = {"format": form, "block": 32, "dims": 64, "heads": 2}
+    expected = DEFINITIONS["round_floats"]([x], attributes)
+    assert expected is not None
+    np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+
+# --- rows in pages ---
+
+
+class Pages:
+    """A plane in pages of a strange order."""
+
+    def __init__(self, page_bytes: int, dim: int, ratio: int, banks: int = 2, n: int = 40) -> None:
+        self.memory, rng = Memory(), np.random.default_rng(5)
+        order = rng.permutation(banks * n).astype(np.int32).reshape(banks, n)
+        self.table = self.memory.array(order.shape, np.int32, order)
+        self.data = self.memory.array((banks * n, page_bytes + 64), np.uint8)
+        self.data[:] = 0xFF
+        self.dim, self.ratio = dim, ratio
+
+    def plane(self) -> Plane:
+        return Plane(
+            pages=address(self.data), page_stride=self.data.strides[0],
+            page_table=address(self.table), pages_per_bank=self.table.shape[1], page_tokens=PAGE,
+            dim=self.dim, ratio=self.ratio,
+        )  # fmt: skip
+
+    def put(self, values: Any, dtype: Any = np.int32) -> npt.NDArray[Any]:
+        held = np.asarray(values, dtype)
+        return self.memory.array(held.shape, dtype, held)
+
+    def page(self, bank: int, index: int) -> npt.NDArray[np.uint8]:
+        made: npt.NDArray[np.uint8] = self.data[self.table[bank, index]]
+        return made
+
+    def row(self, bank: int, row: int) -> npt.NDArray[np.uint16]:
+        """Stored one after the other."""
+        records = PAGE // self.ratio
+        held = self.page(bank, row // records)[: 2 * records * self.dim].view(np.uint16)
+        made: npt.NDArray[np.uint16] = held.reshape(records, self.dim)[row % records]
+        return made
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_windows_are_compressed_alike_however_they_are_cut(copies: int) -> None:
+    rng, dim, window, n = np.random.default_rng(6), 150, 4, 57
+    k, gate = (rng.normal(0, 2, (2, n, copies * dim)).astype(np.float32) for _ in range(2))
+    bias = rng.standard_normal((window, copies * dim)).astype(np.float32)
+
+    def run(cuts: list[int], descending: bool) -> tuple[F32, npt.NDArray[np.uint8]]:
+        world = Pages(4 * 3 * copies * dim, dim, PAGE)
+        out = np.empty((2, n, dim), np.float32)
+        held = world.put(bias, np.float32)
+        for start, end in zip([0, *cuts], [*cuts, n], strict=True):
+            m = end - start
+            own, gates = (
+                world.put(x[:, start:end].reshape(2 * m, -1), np.float32) for x in (k, gate)
+            )
+            positions, banks = world.put([*range(start, end)] * 2), world.put([0] * m + [1] * m)
+            y = world.memory.array((2 * m, dim), np.float32)
+            p = Compress(
+                state=world.plane(), k=address(own), gate=address(gates), bias=address(held),
+                y=address(y), positions=address(positions), banks=address(banks),
+                k_stride=own.strides[0], gate_stride=gates.strides[0], y_stride=y.strides[0],
+                tokens=2 * m, copies=copies, window=window,
+            )  # fmt: skip
+            launch("compress", p, descending)
+            out[:, start:end] = y.reshape(2, m, dim)
+        return out, world.data
+
+    whole, pages = run([], False)
+    cut, same_pages = run([1, 2, 15, 16, 17, 33, 48], True)
+    np.testing.assert_array_equal(bits(cut), bits(whole))
+    np.testing.assert_array_equal(pages, same_pages)
+    state = np.zeros((3 * copies, dim), np.float32)
+    for t in range(n):  # by the CPU's own operation
+        phase, last = t % window, state[3 * (copies - 1) :]
+        if phase == 0:
+            if copies == 2:
+                last[:] = state[:3] if t else np.array([[-np.inf], [0], [0]])
+            state[:3] = np.array([[-np.inf], [0], [0]])
+        for part in range(copies):
+            at = slice(part * dim, part * dim + dim)
+            rows = [state[3 * part + i].ctypes.data for i in range(3)]
+            mine = [np.ascontiguousarray(x[at]) for x in (k[0, t], gate[0, t], bias[phase])]
+            SCALAR.running_softmax(*rows, *(x.ctypes.data for x in mine), dim)
+        expected = last[2] / last[1] if phase + 1 == window else np.zeros(dim, np.float32)
+        np.testing.assert_array_equal(bits(whole[0, t]), bits(expected))
+
+
+@pytest.mark.parametrize("tiles", [0, 1])
+def test_rows_are_stored_where_a_window_ends(tiles: int) -> None:
+    dim, ratio = 24, 4
+    world = Pages(2 * dim * PAGE // ratio, dim, ratio)
+    x = world.put(np.random.default_rng(7).standard_normal((5, dim)), np.float32)
+    positions, banks = world.put([2, 3, 22, 23, 3]), world.put([0, 0, 1, 1, -1])
+    before = world.data.copy()
+    p = StoreRows(
+        plane=world.plane(), x=address(x), positions=address(positions), banks=address(banks),
+        x_stride=x.strides[0], tokens=5, tiles=tiles,
+    )  # fmt: skip
+    launch("store_rows", p)
+    for token, bank, row in ((1, 0, 0), (3, 1, 5)):
+        page = before[world.table[bank, row // 4]][: 8 * dim].view(np.float16)
+        if tiles:
+            page.reshape(dim, 4)[:, row % 4] = x[token]
+        else:
+            page.reshape(4, dim)[row % 4] = x[token]
+    np.testing.assert_array_equal(world.data, before)
+
+
+@settings(max_examples=12)
+@given(
+    k=st.sampled_from([1, 5, 64, 200]), heads=st.sampled_from([1, 8, 11]), ties=st.booleans(),
+    position=st.integers(0, 639), descending=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_rows_picked_are_those_of_the_definition(
+    k: int, heads: int, ties: bool, position: int, descending: bool, seed: int
+) -> None:
+    rng, dim, ratio = np.random.default_rng(seed), 16, 4
+    records, visible = PAGE // ratio, (position + 1) // ratio
+    world = Pages(2 * dim * records, dim, ratio)
+    rows = rng.integers(-2, 3, (160, dim)) if ties else rng.standard_normal((160, dim))
+    half = rows.astype(np.float16)
+    for i, row in enumerate(half):
+        world.page(1, i // records)[: 2 * dim * records].view(np.float16).reshape(dim, records)[
+            :, i % records
+        ] = row
+    q = world.put(rng.integers(-2, 3, (1, heads * dim)) if ties else
+                  rng.standard_normal((1, heads * dim)), np.float32)  # fmt: skip
+    w = world.put(rng.integers(1, 3, (1, heads)), np.float32)
+    at, bank = world.put([position]), world.put([1])
+    scores = world.memory.array((1, 160), np.float32)
+    chosen = world.memory.array((1, k), np.float32)
+    p = Index(
+        plane=world.plane(), q=address(q), w=address(w), positions=address(at), banks=address(bank),
+        scores=address(scores), rows=address(chosen), q_stride=q.strides[0], w_stride=w.strides[0],
+        rows_stride=chosen.strides[0], tokens=1, heads=heads, k=k, most_rows=160, scale=0.5,
+    )  # fmt: skip
+    launch("index_scores", p, descending)
+    launch("index_pick", p, descending)
+    dots = np.maximum(q.reshape(heads, dim).astype(float) @ half.astype(float).T, 0)
+    exact = (0.5 * w.T * dots).sum(0)[:visible]
+    if visible > k:
+        np.testing.assert_allclose(scores[0, :visible], exact, rtol=1e-5, atol=1e-5)
+        best = np.sort(np.argsort(-scores[0, :visible], kind="stable")[:k])
+    else:
+        best = np.arange(visible)
+    expected = [*best.tolist(), *[-1] * (k - len(best))]
+    np.testing.assert_array_equal(chosen[0], expected)
+
+
+def attended(
+    recent: Pages, other: Pages | None, q: F32, scale: float, bank: int, position: int, window: int,
+    picked: list[int] | None, sink: np.float32 | None,
+) -> F32:  # fmt: skip
+    """One head, part by part as native/exec_attend_rows.c has it."""
+    first = max(0, position + 1 - window)
+    rows = [recent.row(bank, i) for i in range(first, position + 1)]
+    if other is not None:
+        seen = range((position + 1) // other.ratio) if picked is None else picked
+        rows += [other.row(bank, i) for i in seen]
+    dim, own = recent.dim, (q * np.float32(scale)).astype(np.float32)
+    top, total = np.array([-np.inf], np.float32), np.zeros(1, np.float32)
+    values = np.zeros(dim, np.float32)
+    for at in range(0, len(rows), 64):
+        part = np.ascontiguousarray(rows[at : at + 64])
+        n, scores, weighed = len(part), np.zeros(64, np.float32), np.zeros(dim, np.float32)
+        data, to = part.ctypes.data, scores.ctypes.data
+        HALF.score_along(own.ctypes.data, 1, dim, data, data, 64, dim, n, to, 64)
+        best = np.array([SCALAR.max(to, n)], np.float32)
+        mine = np.array([SCALAR.softmax(to, float(best[0]), n)], np.float32)
+        HALF.accumulate(to, 64, 1, 0, n, data, data, 64, dim, dim, weighed.ctypes.data)
+        above = np.maximum(best, top)
+        keep, take = exp(top - above), exp(best - above)
+        top, total, values = above, total * keep + mine * take, values * keep + weighed * take
+    if sink is not None:
+        above = np.maximum(sink, top)
+        keep = exp(top - above)
+        total, values = total * keep + exp(sink - above), values * keep
+    return values * (np.float32(1) / total)
+
+
+@pytest.mark.parametrize("kind", ["recent", "all", "chosen"])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attention_over_rows_has_the_bits_of_the_cpu(kind: str, sinks: bool) -> None:
+    rng, dim, heads, window = np.random.default_rng(8), 40, 19, 70
+    recent, other = Pages(2 * dim * PAGE, dim, 1), Pages(2 * dim * PAGE // 4, dim, 4)
+    for world, rows in ((recent, 640), (other, 160)):
+        for bank in range(2):
+            for i in range(rows):
+                world.row(bank, i)[:] = rng.standard_normal(dim).astype(np.float16).view(np.uint16)
+    positions, banks = [3, 639, 300, 5], [0, 1, 0, -1]
+    q = recent.put(rng.standard_normal((4, heads * dim)), np.float32)
+    sink = recent.put(rng.standard_normal(heads), np.float32)
+    chosen = recent.put(np.full((4, 90), -1), np.float32)
+    picks: list[list[int]] = [[], list(range(0, 160, 2)), [5, 6, 70], []]
+    for row, picked in zip(chosen, picks, strict=True):
+        row[: len(picked)] = picked
+    expected = np.full((4, heads * dim), -3, np.float32)
+    for token in range(3):
+        for h in range(heads):
+            at = slice(h * dim, h * dim + dim)
+            expected[token, at] = attended(
+                recent, None if kind == "recent" else other, q[token, at], 0.2, banks[token],
+                positions[token], window, picks[token] if kind == "chosen" else None,
+                sink[h] if sinks else None,
+            )  # fmt: skip
+    at_, bank_ = recent.put(positions), recent.put(banks)
+    for tile_heads in (4, 16):
+        y = recent.put(np.full((4, heads * dim), -3), np.float32)
+        p = AttendRows(
+            recent=recent.plane(), q=address(q), y=address(y), positions=address(at_),
+            banks=address(bank_), sinks=address(sink) if sinks else 0, q_stride=q.strides[0],
+            y_stride=y.strides[0], chosen_stride=chosen.strides[0], tokens=4, heads=heads,
+            window=window, most_chosen=90, tile_heads=tile_heads, scale=0.2,
+        )  # fmt: skip
+        if kind != "recent":
+            p.compressed = other.plane()
+        if kind == "chosen":
+            p.chosen = address(chosen)
+        launch("attend_rows", p, descending=tile_heads == 4)
+        np.testing.assert_array_equal(bits(y), bits(expected))

@@ -1,0 +1,196 @@
+"""Decode, prompts and several streams, type by type, beside another engine on the very same files.
+
+Owns: which files are made, what both are asked, and that they take turns: one run of ours, one of
+the peer's, so that what others do to the machine meets both. The peer is two of its own programs,
+one for a single sequence and one for several at once, that print a JSON object per measurement.
+Without a peer the table holds our figures alone.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ds4_common.errors import Ds4Error
+from ds4_common.gguf import GgmlType
+from ds4_worker.bench import processes, speed, synthetic
+from ds4_worker.bench.report import Row, summarise
+from ds4_worker.executor.api import ExecutorConfig, Slice
+from ds4_worker.executor.cpu import CpuExecutor
+
+PROMPT, SHORT = 512, 16  # tokens of a prompt; before a decode
+TYPES = ("Q8_0", "Q4_K_M", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "IQ2_XXS")
+DENSE, EXPERTS = synthetic.SHAPES["dense-1b"], synthetic.SHAPES["moe-4b"]
+GOALS = {"decode": 1.8, "prompt": 3.0, "streams": 2.5}
+BANDWIDTH_GOAL = {"Q8_0": ">= 0.80", "Q6_K": ">= 0.80"}
+
+
+class _Mixed(synthetic.Types):
+    """Q4_K, with Q6_K for the output and, in every second layer, for values and the last matrix."""
+
+    def of(self, name: str, dims: tuple[int, ...]) -> GgmlType:
+        part = name.split(".")
+        second = part[0] == "blk" and int(part[1]) % 2 == 0 and part[2] in ("attn_v", "ffn_down")
+        return GgmlType.Q6_K if second or name == "output.weight" else super().of(name, dims)
+
+
+def _model(name: str) -> tuple[synthetic.Shape, synthetic.Types]:
+    if name == "IQ2_XXS":  # as published: experts in it and Q2_K, the rest in Q8_0
+        return EXPERTS, synthetic.types("Q8_0,IQ2_XXS,Q2_K")
+    if name == "Q4_K_M":
+        return DENSE, _Mixed(GgmlType.Q4_K)
+    return DENSE, synthetic.types(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`single`: a program for one sequence; `batched`: for several. Empty: not measured."""
+
+    single: str = ""
+    batched: str = ""
+
+    def rates(self, path: Path, threads: int, steps: int) -> dict[str, float]:
+        """Tokens per second of one prompt and one decode."""
+        if not self.single:
+            return {}
+        found = {}
+        for item in self._run(
+            self.single, "-m", str(path), "-t", str(threads), "-p", str(PROMPT), "-n", str(steps),
+            "-r", "1", "-o", "jsonl",
+        ):  # fmt: skip
+            found["prompt" if item["n_prompt"] else "decode"] = float(item["avg_ts"])
+        return found
+
+    def together(
+        self, path: Path, threads: int, steps: int, streams: Sequence[int]
+    ) -> dict[str, float]:
+        """Tokens per second of so many sequences that decode at once."""
+        if not self.batched:
+            return {}
+        context = max(streams) * (SHORT + steps + 1)
+        items = self._run(
+            self.batched, "-m", str(path), "-t", str(threads), "-c", str(context),
+            "-npp", str(SHORT), "-ntg", str(steps), "-npl", ",".join(map(str, streams)),
+            "--output-format", "jsonl",
+        )  # fmt: skip
+        return {f"{item['pl']} streams": float(item["speed_tg"]) for item in items}
+
+    def _run(self, *command: str) -> Iterator[dict[str, float]]:
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            raise Ds4Error(
+                f"peer: {' '.join(command)}: exit {done.returncode} and {len(lines)} figures: "
+                f"{done.stderr[-500:]}; run it by hand"
+            )
+        return (json.loads(line) for line in lines)
+
+
+def _decode(executor: CpuExecutor, streams: int, steps: int) -> float:
+    tokens = [0] * streams
+    start = time.perf_counter()
+    for step in range(steps):
+        results = executor.step(
+            [Slice(b, SHORT + step, [tokens[b]], speed.GREEDY) for b in range(streams)]
+        )
+        tokens = [result.token for result in results if result]
+    return steps * streams / (time.perf_counter() - start)
+
+
+def _prompt(executor: CpuExecutor) -> float:
+    tokens = [7 * i % executor.vocabulary for i in range(PROMPT)]
+    start = time.perf_counter()
+    executor.step([Slice(0, 0, tokens, speed.GREEDY)])
+    return PROMPT / (time.perf_counter() - start)
+
+
+@dataclass(slots=True)
+class _Samples:
+    ours: dict[str, list[float]] = field(default_factory=dict)
+    peer: dict[str, list[float]] = field(default_factory=dict)
+    limits: list[float] = field(default_factory=list)  # tokens/s at the read bandwidth
+
+    def add(self, side: dict[str, list[float]], rates: dict[str, float]) -> None:
+        for name, rate in rates.items():
+            side.setdefault(name, []).append(rate)
+
+
+def _rows(name: str, samples: _Samples) -> Iterator[Row]:
+    for what, rates in samples.ours.items():
+        peer = samples.peer.get(what)
+        goal = GOALS.get(what, GOALS["streams"])
+        yield summarise(
+            f"{name}: {what}",
+            "tokens/s",
+            rates,
+            reference=statistics.median(peer) if peer else None,
+            reference_name="peer" if peer else "",
+            goal=f">= {goal:.2f}" if peer else "",
+        )
+    yield summarise(
+        f"{name}: decode, share of read bandwidth",
+        "tokens/s",
+        samples.ours["decode"],
+        reference=statistics.median(samples.limits),
+        reference_name="bandwidth",
+        goal=BANDWIDTH_GOAL.get(name, ""),
+    )
+
+
+def _measure_model(
+    name: str,
+    path: Path,
+    peer: Peer,
+    threads: int,
+    steps: int,
+    streams: Sequence[int],
+    runs: int,
+    bandwidth: Callable[[], float],
+) -> list[Row]:
+    config = ExecutorConfig(
+        threads=threads, banks=max(streams), context_tokens=PROMPT + SHORT + steps
+    )
+    samples = _Samples()
+    with (
+        tempfile.TemporaryDirectory(prefix="ds4-bench-") as folder,
+        processes.owner(path, Path(folder)) as manifest,
+        speed.mapped(manifest, config) as model,
+    ):
+        executor = model.executor
+        for bank in range(max(streams)):
+            speed.fill(executor, bank, SHORT)
+        for _ in range(runs):
+            samples.limits.append(bandwidth() / model.work.bytes_per_token)
+            ours = {"prompt": _prompt(executor), "decode": _decode(executor, 1, steps)}
+            ours |= {f"{n} streams": _decode(executor, n, steps) for n in streams}
+            samples.add(samples.ours, ours)
+            samples.add(samples.peer, peer.rates(path, threads, steps))
+            samples.add(samples.peer, peer.together(path, threads, steps, streams))
+    return list(_rows(name, samples))
+
+
+def measure(
+    names: Sequence[str],
+    words: Path,
+    peer: Peer,
+    threads: int,
+    steps: int,
+    runs: int,
+    bandwidth: Callable[[], float],
+    tell: Callable[[list[Row]], None],
+) -> None:
+    """Makes a model per name, measures it and deletes it; `words` gives the vocabulary."""
+    for name in names:
+        if name not in TYPES:
+            raise Ds4Error(f"--compare: got {name!r}, expected names of {', '.join(TYPES)}")
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="ds4-bench-") as folder:
+            path = Path(folder) / f"{name}.gguf"
+            synthetic.write(path, *_model(name), words)
+            tell(_measure_model(name, path, peer, threads, steps, (4, 8), runs, bandwidth))

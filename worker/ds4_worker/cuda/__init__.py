@@ -1,0 +1,1 @@
+"""The CUDA kernels, what they are called with, and their compiler."""

@@ -1,0 +1,395 @@
+"""What kernels there are and how each is launched: pure data, for the executor and the tests.
+
+Owns: per kernel its name, file, its one parameter (parameters.py), its grid, block and shared
+memory as functions of the parameter's fields, and the ops of the registry that it computes; and
+which compilation units exist. The head of each kernel file says what the fields mean. Addresses
+are device addresses, 0 where a field is optional and absent; strides are in bytes. `live` is the
+address of an int32: rows in use in this step (0: all).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ds4_common.quants import QuantType, block_bytes, block_weights
+from ds4_worker.cuda.parameters import (
+    Attend,
+    AttendRows,
+    Compress,
+    Embed,
+    Index,
+    KvStore,
+    MatmulExperts,
+    Matvec,
+    Plane,
+    Quantize,
+    RmsNorm,
+    Rope,
+    RopeAngles,
+    Route,
+    Rowwise,
+    Sample,
+    SortExperts,
+    StoreRows,
+    Streams,
+)
+
+__all__ = [
+    "ARTIFACT_LAYOUTS",
+    "ATTEND_ROWS",
+    "CACHE_KERNELS",
+    "FLOAT_TYPES",
+    "KERNELS",
+    "KV_TYPES",
+    "MANY_KERNELS",
+    "MATMUL_TILE",
+    "UNITS",
+    "VALUE_HEADS",
+    "WEIGHT_KERNELS",
+    "Attend",
+    "AttendRows",
+    "Compress",
+    "Embed",
+    "Index",
+    "Kernel",
+    "KvStore",
+    "Launch",
+    "MatmulExperts",
+    "Matvec",
+    "Plane",
+    "Quantize",
+    "RmsNorm",
+    "Rope",
+    "RopeAngles",
+    "Route",
+    "Rowwise",
+    "Sample",
+    "SortExperts",
+    "StoreRows",
+    "Streams",
+    "Unit",
+    "attend_part_bytes",
+    "attend_shared_bytes",
+    "attend_tile",
+    "embed_launch",
+    "matmul_experts_launch",
+    "matmul_launch",
+    "matvec_experts_launch",
+    "matvec_launch",
+    "matvec_shared_bytes",
+    "most_expert_tiles",
+    "part_tokens",
+    "weight_unit",
+]
+
+KV_TYPES = ("f16", "f32", "bf16", "q8_0")  # by number: native/kv.h
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """A kernel file with what it is compiled for: a ggml type and a layout, the type of the KV
+    cache, or neither."""
+
+    file: str
+    ggml_type: int = -1
+    layout: int = 0
+    kv_type: int = -1
+
+    @property
+    def label(self) -> str:
+        if self.kv_type >= 0:
+            return f"{self.file} ({KV_TYPES[self.kv_type]})"
+        if self.ggml_type < 0:
+            return self.file
+        layout = f", layout {self.layout}" if self.layout else ""
+        return f"{self.file} ({QuantType(self.ggml_type).name}{layout})"
+
+    def options(self) -> tuple[str, ...]:
+        if self.kv_type >= 0:
+            return (f"-DDS4_KV={self.kv_type}",)
+        if self.ggml_type < 0:
+            return ()
+        return (f"-DDS4_TYPE={self.ggml_type}", f"-DDS4_LAYOUT={self.layout}")
+
+
+class Launch(NamedTuple):
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0  # dynamic; more than 48 KiB must be asked for (allow_dynamic_shared)
+
+
+class Kernel(NamedTuple):
+    """`launch` maps filled-in parameters to the launch; `ops` are names of contract/ops.py."""
+
+    name: str
+    file: str
+    parameters: type[ctypes.Structure]
+    launch: Callable[[Any], Launch]
+    ops: tuple[str, ...] = ()
+
+
+# ---- launches ----------------------------------------------------------------------------------
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _rowwise(p: Rowwise) -> Launch:
+    return Launch((min(_ceil(p.width, 256), 64), p.rows, 1), (256, 1, 1))
+
+
+def _quantize(p: Quantize) -> Launch:
+    size = 256 if p.format == 2 else 32
+    return Launch((_ceil(_ceil(p.width, size) * p.columns, 8), p.rows, 1), (256, 1, 1))
+
+
+def _rms_norm(p: RmsNorm) -> Launch:
+    return Launch((p.heads, p.rows, 1), (256, 1, 1), 4 * p.width)
+
+
+def _rope_angles(p: RopeAngles) -> Launch:
+    return Launch((_ceil(p.half, 64), p.tokens, 1), (64, 1, 1))
+
+
+def _rope(p: Rope) -> Launch:
+    return Launch((p.heads, p.tokens, 1), (64, 1, 1))
+
+
+def embed_launch(p: Embed) -> Launch:
+    return Launch((_ceil(p.cols, 4096), p.rows, 1), (128, 1, 1))
+
+
+_GRID_BYTES = {16: 2048, 17: 4096, 22: 8192, 19: 16384, 29: 16384, 18: 1024, 21: 2048}
+_WITH_MINIMUM = frozenset((3, 7, 10, 12, 13, 40))  # two FMAs per block, or a scale per sixteen
+FLOAT_TYPES = (0, 1, 30)
+ARTIFACT_LAYOUTS = {4: 16, 5: 8, 6: 10, 8: 17}  # layout -> ggml type
+VALUE_HEADS = 7  # the layout of Q8_0 value heads: matvec_experts alone, with a matrix per head
+
+
+def matvec_shared_bytes(ggml_type: int, layout: int, columns: int) -> int:
+    """Dynamic shared memory of the matvec kernels for at most `columns` (1 to 8) per block."""
+    if ggml_type in FLOAT_TYPES or layout == VALUE_HEADS:
+        return 0
+    weights, n_bytes = block_weights(QuantType(ggml_type)), block_bytes(QuantType(ggml_type))
+    steps = 2 if n_bytes * 1024 // weights <= 600 else 1
+    blocks = steps * 1024 // weights
+    terms = (4 if weights == 256 else 32) * steps * (2 if ggml_type in _WITH_MINIMUM else 1)
+    line = _ceil(blocks * n_bytes, 16) * 16 + 16
+    stage = 0 if layout else 2 * 4 * line
+    return _GRID_BYTES.get(ggml_type, 0) + 4 * (
+        stage + _ceil(4 * columns * (terms + 1) * 8, 16) * 16
+    )
+
+
+def matvec_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:
+    columns = min(p.columns, 8)
+    grid = (_ceil(p.rows, 16), _ceil(p.columns, 8), 1)
+    return Launch(grid, (128, 1, 1), matvec_shared_bytes(ggml_type, layout, columns))
+
+
+def matvec_experts_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:
+    rows = 128 if layout == VALUE_HEADS else 16
+    grid = (_ceil(p.rows, rows), p.columns * p.used, 1)
+    return Launch(grid, (128, 1, 1), matvec_shared_bytes(ggml_type, layout, 1))
+
+
+MATMUL_TILE = 64  # rows and columns of a block of matmul
+
+
+def most_expert_tiles(tokens: int, used: int, experts: int) -> int:
+    """Each expert's last tile may be short."""
+    columns = tokens * used
+    return min(columns, columns // MATMUL_TILE + experts)
+
+
+def matmul_launch(p: Matvec) -> Launch:
+    return Launch((_ceil(p.rows, MATMUL_TILE), _ceil(p.columns, MATMUL_TILE), 1), (128, 1, 1))
+
+
+def matmul_experts_launch(p: MatmulExperts) -> Launch:
+    most = most_expert_tiles(p.product.columns, p.product.used, p.product.experts)
+    return Launch((_ceil(p.product.rows, MATMUL_TILE), most, 1), (128, 1, 1))
+
+
+def _route(p: Route) -> Launch:
+    return Launch((p.rows, 1, 1), (32, 1, 1), 8 * (p.experts + p.groups))
+
+
+def _hyper_weights(p: Streams) -> Launch:
+    return Launch((p.rows, 1, 1), (32, 1, 1))
+
+
+def _streams(p: Streams) -> Launch:
+    return Launch((min(_ceil(p.width, 256), 64), p.rows, 1), (256, 1, 1))
+
+
+def _hadamard(p: Streams) -> Launch:
+    return Launch((p.heads, p.rows, 1), (128, 1, 1), 4 * p.dim)
+
+
+def _round_floats(p: Streams) -> Launch:
+    return Launch((p.heads, p.rows, 1), (128, 1, 1))
+
+
+def _compress(p: Compress) -> Launch:
+    return Launch((_ceil(p.state.dim, 128), p.tokens, 1), (128, 1, 1))
+
+
+def _store_rows(p: StoreRows) -> Launch:
+    return Launch((p.tokens, 1, 1), (128, 1, 1))
+
+
+def _index_scores(p: Index) -> Launch:
+    shared = 4 * p.plane.dim * _ceil(p.heads, 8) * 8
+    return Launch((_ceil(p.most_rows, 128), p.tokens, 1), (128, 1, 1), shared)
+
+
+def _index_pick(p: Index) -> Launch:
+    return Launch((p.tokens, 1, 1), (256, 1, 1))
+
+
+def _attend_rows(p: AttendRows) -> Launch:
+    """Fewer heads in a tile when there are few tokens: more blocks."""
+    shared = 4 * 16 * (2 * p.recent.dim + 64 + 4)
+    return Launch((_ceil(p.heads, p.tile_heads), p.tokens, 1), (256, 1, 1), shared)
+
+
+def _sample(p: Sample) -> Launch:
+    return Launch((p.rows, 1, 1), (512, 1, 1))
+
+
+def _sort_experts(p: SortExperts) -> Launch:
+    return Launch((1, 1, 1), (256, 1, 1), 4 * (p.experts + 1))
+
+
+ATTEND_ROWS = 16  # of a tile
+
+
+def part_tokens(page_tokens: int) -> int:
+    """Positions of one part of an attention: ds4_part_tokens of native/attention.h."""
+    return page_tokens * (256 // page_tokens if page_tokens < 256 else 1)
+
+
+def attend_tile(group: int, tokens: int) -> tuple[int, int]:
+    """(tile_tokens, tile_heads) for query heads per kv head and tokens that follow each other in
+    a bank: 1 when decoding."""
+    heads = min(group, ATTEND_ROWS)
+    return max(1, min(tokens, ATTEND_ROWS // heads)), heads
+
+
+def attend_shared_bytes(p: Attend, whole: bool) -> int:
+    width = _ceil(p.cache.value_dim, 8) * 8 if whole else 0
+    return int(4 * ATTEND_ROWS * (p.cache.dim + p.part_tokens + 4 + width))
+
+
+def attend_part_bytes(p: Attend) -> int:
+    """Bytes at `parts`: the states of all parts of all rows."""
+    state = 2 + _ceil(p.cache.value_dim, 8) * 8
+    return int(4 * p.tokens * p.heads * p.most_parts * state)
+
+
+def _attend_blocks(p: Attend) -> tuple[int, int]:
+    group = p.heads // p.cache.kv_heads
+    return p.cache.kv_heads * _ceil(group, p.tile_heads), _ceil(p.tokens, p.tile_tokens)
+
+
+def _attend_whole(p: Attend) -> Launch:
+    return Launch((*_attend_blocks(p), 1), (256, 1, 1), attend_shared_bytes(p, whole=True))
+
+
+def _attend_parts(p: Attend) -> Launch:
+    """Each of at most 32 blocks per tile goes over every 32nd part."""
+    splits = min(p.most_parts, 32)
+    return Launch((*_attend_blocks(p), splits), (256, 1, 1), attend_shared_bytes(p, whole=False))
+
+
+def _attend_fold(p: Attend) -> Launch:
+    return Launch((p.heads, p.tokens, 1), (128, 1, 1))
+
+
+def _kv_store(p: KvStore) -> Launch:
+    return Launch((p.cache.kv_heads, p.tokens, 1), (128, 1, 1))
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("add", "rowwise.cu", Rowwise, _rowwise, ("add",)),
+        Kernel("scale", "rowwise.cu", Rowwise, _rowwise),
+        Kernel("glu", "rowwise.cu", Rowwise, _rowwise, ("glu",)),
+        Kernel("soft_cap", "rowwise.cu", Rowwise, _rowwise, ("soft_cap",)),
+        Kernel("gate_row", "rowwise.cu", Rowwise, _rowwise, ("gate_row",)),
+        Kernel("slice_heads", "rowwise.cu", Rowwise, _rowwise, ("slice_heads",)),
+        Kernel("join_heads", "rowwise.cu", Rowwise, _rowwise, ("join_heads",)),
+        Kernel("combine", "rowwise.cu", Rowwise, _rowwise, ("combine_experts",)),
+        Kernel("gather_rows", "rowwise.cu", Rowwise, _rowwise, ("gather_rows",)),
+        Kernel("quantize", "quantize.cu", Quantize, _quantize),
+        Kernel("glu_quantize", "quantize.cu", Quantize, _quantize, ("glu",)),
+        Kernel("rms_norm", "rms_norm.cu", RmsNorm, _rms_norm, ("rms_norm", "add")),
+        Kernel("route", "route.cu", Route, _route, ("route_experts",)),
+        Kernel("sort_experts", "route.cu", SortExperts, _sort_experts, ("matmul_experts",)),
+        Kernel("hyper_weights", "streams.cu", Streams, _hyper_weights, ("hyper_weights",)),
+        Kernel("hyper_read", "streams.cu", Streams, _streams, ("hyper_read",)),
+        Kernel("hyper_write", "streams.cu", Streams, _streams, ("hyper_write",)),
+        Kernel("hadamard", "streams.cu", Streams, _hadamard, ("hadamard",)),
+        Kernel("round_floats", "streams.cu", Streams, _round_floats, ("round_floats",)),
+        Kernel("compress", "compress.cu", Compress, _compress, ("compress",)),
+        Kernel("store_rows", "compress.cu", StoreRows, _store_rows, ("store_rows",)),
+        Kernel("index_scores", "index_rows.cu", Index, _index_scores, ("index_rows",)),
+        Kernel("index_pick", "index_rows.cu", Index, _index_pick, ("index_rows",)),
+        Kernel("attend_rows", "attend_rows.cu", AttendRows, _attend_rows, ("attend_rows",)),
+        Kernel("sample", "sample.cu", Sample, _sample),
+        Kernel("rope_angles", "rope.cu", RopeAngles, _rope_angles),
+        Kernel("rope", "rope.cu", Rope, _rope, ("rope",)),
+    )
+}
+
+_ATTEND = ("attend_paged", "attend_latent")
+
+# Of the units of the cache: a name means the kernel of the unit for the cache's type.
+CACHE_KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("kv_store", "cache.cu", KvStore, _kv_store, ("kv_store", "latent_store")),
+        Kernel("attend_whole", "cache.cu", Attend, _attend_whole, _ATTEND),
+        Kernel("attend_parts", "cache.cu", Attend, _attend_parts, _ATTEND),
+        Kernel("attend_fold", "cache.cu", Attend, _attend_fold, _ATTEND),
+    )
+}
+
+# Of the units of weights: a name means the kernel of the unit for the weight's type and layout.
+WEIGHT_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
+    "embed": (Embed, ("embed",)),
+    "matvec": (Matvec, ("matmul",)),
+    "matvec_experts": (Matvec, ("matmul_experts", "matmul_heads")),
+}
+# Of units of quantized weights only: many columns. Float weights use matvec for any number.
+MANY_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
+    "matmul": (Matvec, ("matmul",)),
+    "matmul_experts": (MatmulExperts, ("matmul_experts",)),
+}
+
+
+def weight_unit(ggml_type: int, layout: int = 0) -> Unit:
+    """The unit with the kernels of a weight. KeyError for one that has none."""
+    file = "floats.cu" if ggml_type in FLOAT_TYPES else "weights.cu"
+    unit = Unit("value_heads.cu" if layout == VALUE_HEADS else file, ggml_type, layout)
+    if unit not in UNITS:
+        raise KeyError(f"no CUDA kernels for ggml type {ggml_type} in layout {layout}")
+    return unit
+
+
+UNITS: tuple[Unit, ...] = (
+    *(Unit(file) for file in sorted({kernel.file for kernel in KERNELS.values()})),
+    *(Unit("cache.cu", kv_type=number) for number in range(len(KV_TYPES))),
+    *(Unit("floats.cu", kind) for kind in FLOAT_TYPES),
+    *(Unit("weights.cu", kind) for kind in QuantType if kind not in FLOAT_TYPES),
+    *(Unit("weights.cu", kind, layout) for layout, kind in ARTIFACT_LAYOUTS.items()),
+    Unit("value_heads.cu", 8, VALUE_HEADS),
+)

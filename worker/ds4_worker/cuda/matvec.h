@@ -1,0 +1,219 @@
+/* Products of a quantized matrix with a few activation columns: decode.
+ *
+ * Reference: native/matmul_scalar.c; same bits, for any number of columns. A warp takes four rows and
+ * walks along them in chunks of 1024 or 2048 weights. The raw bytes of the next chunk come into shared
+ * memory in the background in pieces of 16 (so that any block size streams at full width); artifacts
+ * are aligned and read where they lie. Each lane turns one unit of 32 weights per row into an exact
+ * integer sum, sums of a block are added over its lanes (integers: any order), and one lane per (row,
+ * column) runs the float FMAs over the chunk's blocks in order.
+ *
+ * Kernels: matvec (dense: grid (ceil(rows / 16), ceil(columns / 8))) and matvec_experts (grid
+ * (ceil(rows / 16), tokens * used): each column meets the matrix of its expert, or with routes = 0 the
+ * matrix of its number). Parameter ds4_matvec, block (128), dynamic shared memory
+ * matvec_shared_bytes(...) of kernels.py.
+ */
+#ifndef DS4_CUDA_MATVEC_H
+#define DS4_CUDA_MATVEC_H
+
+#include "quants.h"
+#include "weight_params.h"
+
+#define DS4_MATVEC_ROWS 4
+#define DS4_CHUNK_STEPS (DS4_BLOCK_BYTES * 1024 / DS4_BLOCK_WEIGHTS <= 600 ? 2 : 1)
+#define DS4_CHUNK_BLOCKS (DS4_CHUNK_STEPS * 1024 / DS4_BLOCK_WEIGHTS)
+#define DS4_CHUNK_TERMS (DS4_SUPER ? 4 * DS4_CHUNK_STEPS : 32 * DS4_CHUNK_STEPS)
+#define DS4_TERM_PAIRS (DS4_HAS_MIN || DS4_TWO_SCALES ? 2 : 1)
+#define DS4_STAGED (DS4_LAYOUT == 0)
+#define DS4_LINE_BYTES ((DS4_CHUNK_BLOCKS * DS4_BLOCK_BYTES + 15) / 16 * 16 + 16)
+/* Terms of one (row, column), an odd number of words apart so that lanes meet other banks. */
+#define DS4_TERM_STRIDE (DS4_CHUNK_TERMS * DS4_TERM_PAIRS + 1)
+
+#if DS4_STAGED
+/* Starts the copy of chunk `chunk` of the warp's rows; `to` holds DS4_MATVEC_ROWS lines. */
+static __device__ __forceinline__ void ds4_stage(const uint8_t *first_row, int64_t row_bytes,
+                                                 int rows, int n, int chunk, uint8_t *to) {
+    int lane = threadIdx.x & 31, from = chunk * DS4_CHUNK_BLOCKS;
+    int blocks = n - from < DS4_CHUNK_BLOCKS ? n - from : DS4_CHUNK_BLOCKS;
+    for (int r = 0; r < rows; r++) {
+        uint64_t start = (uint64_t)first_row + r * row_bytes + (int64_t)from * DS4_BLOCK_BYTES;
+        uint64_t base = start & ~(uint64_t)15, end = start + (uint64_t)blocks * DS4_BLOCK_BYTES;
+        int pieces = (int)((end - base + 15) / 16);
+        for (int i = lane; i < pieces; i += 32)
+            ds4_copy16_async(to + r * DS4_LINE_BYTES + 16 * i, (const void *)(base + 16 * i));
+    }
+}
+#endif
+
+/* What a unit adds to an output: pairs (factor, value) of fmaf(factor, value, acc). */
+static __device__ __forceinline__ void ds4_unit_terms(const ds4_block &block, float d, float m, int u,
+                                                      const ds4_unit &unit, const char *act, int cols,
+                                                      int number, bool live, float2 *terms, int term) {
+    int4 q0 = {0, 0, 0, 0}, q1 = {0, 0, 0, 0};
+    if (live) {
+        q0 = *(const int4 *)(act + 32 * number);
+        q1 = *(const int4 *)(act + 32 * number + 16);
+    }
+    int low = ds4_dp4a(unit.w[0], q0.x, ds4_dp4a(unit.w[1], q0.y,
+              ds4_dp4a(unit.w[2], q0.z, ds4_dp4a(unit.w[3], q0.w, 0))));
+    int high = ds4_dp4a(unit.w[4], q1.x, ds4_dp4a(unit.w[5], q1.y,
+               ds4_dp4a(unit.w[6], q1.z, ds4_dp4a(unit.w[7], q1.w, 0))));
+#if DS4_SUPER
+    ds4_act256 x = ds4_act256_view((void *)act, cols);
+    int b = number / 8;
+    int sum = unit.sc[0] * low + unit.sc[1] * high;
+#if DS4_HAS_MIN
+    int minimum = live ? unit.mn[0] * x.sums[16 * b + u] + unit.mn[1] * x.sums[16 * b + 8 + u] : 0;
+#endif
+#pragma unroll
+    for (int step = 4; step; step >>= 1) {
+        sum += ds4_shuffle_xor(sum, step);
+#if DS4_HAS_MIN
+        minimum += ds4_shuffle_xor(minimum, step);
+#endif
+    }
+    if (u == 0 && live) {
+        float dx = x.d[b];
+        terms[term] = make_float2(d * dx, (float)sum);
+#if DS4_HAS_MIN
+        terms[term + 1] = make_float2(m * dx, (float)minimum);
+#endif
+    }
+#else
+    if (!live) return;
+    ds4_act32 x = ds4_act32_view((void *)act, cols);
+    float dx = x.d[number];
+#if DS4_TWO_SCALES
+    terms[term] = make_float2(ds4_sixteen_d(block, 2 * u) * dx, (float)low);
+    terms[term + 1] = make_float2(ds4_sixteen_d(block, 2 * u + 1) * dx, (float)high);
+#else
+    terms[term] = make_float2(d * dx, (float)(low + high));
+#if DS4_HAS_MIN
+    terms[term + 1] = make_float2(m, x.s[number]);
+#endif
+#endif
+#endif
+    (void)block, (void)d, (void)m, (void)u;
+}
+
+/* Rows row0 .. of one matrix times `columns` columns; `finish(r, c, value)` takes the outputs. */
+template <typename Act, typename Finish>
+static __device__ __forceinline__ void ds4_matvec_rows(const ds4_matvec &p, int64_t matrix, int row0,
+                                                       int columns, uint8_t *shared, Act act_of,
+                                                       Finish finish) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int n = p.cols / DS4_BLOCK_WEIGHTS, chunks = (n + DS4_CHUNK_BLOCKS - 1) / DS4_CHUNK_BLOCKS;
+    int first = row0 + DS4_MATVEC_ROWS * warp, left = p.rows - first;
+    int rows = left < DS4_MATVEC_ROWS ? left : DS4_MATVEC_ROWS;
+    int64_t all = (int64_t)p.rows * p.experts * n, tall = matrix * p.rows + first;
+    const ds4_grid_entry *grid = ds4_grid;
+#if DS4_GRID_ENTRIES
+    ds4_grid_entry *book = (ds4_grid_entry *)shared;
+    for (int i = threadIdx.x; i < DS4_GRID_ENTRIES; i += 128) book[i] = ds4_grid[i];
+    ds4_sync_block();
+    grid = book;
+#endif
+    if (rows <= 0) return; /* whole warps; nothing below waits for the block */
+    const int book_bytes = DS4_GRID_ENTRIES * (int)sizeof(ds4_grid_entry);
+    const int stage_bytes = DS4_STAGED ? 2 * DS4_MATVEC_ROWS * DS4_LINE_BYTES : 0;
+    const int term_bytes = (DS4_MATVEC_ROWS * columns * DS4_TERM_STRIDE * 8 + 15) / 16 * 16;
+    uint8_t *mine = shared + book_bytes + warp * (stage_bytes + term_bytes);
+    float2 *terms = (float2 *)(mine + stage_bytes);
+#if DS4_STAGED
+    int64_t row_bytes = (int64_t)n * DS4_BLOCK_BYTES;
+    const uint8_t *start = (const uint8_t *)p.weight + tall * row_bytes;
+    ds4_stage(start, row_bytes, rows, n, 0, mine);
+    ds4_copy_commit();
+#endif
+    float acc = 0.0f; /* of row lane / 8, column lane % 8 */
+    for (int chunk = 0; chunk < chunks; chunk++) {
+#if DS4_STAGED
+        uint8_t *stage = mine + (chunk & 1) * DS4_MATVEC_ROWS * DS4_LINE_BYTES;
+        if (chunk + 1 < chunks)
+            ds4_stage(start, row_bytes, rows, n, chunk + 1,
+                      mine + (~chunk & 1) * DS4_MATVEC_ROWS * DS4_LINE_BYTES);
+        ds4_copy_commit();
+        ds4_copy_wait<1>();
+        ds4_sync_warp();
+#endif
+        for (int step = 0; step < DS4_CHUNK_STEPS; step++) {
+            int at = 32 * step + lane, b = at / DS4_UNITS, u = at % DS4_UNITS;
+            int block_number = chunk * DS4_CHUNK_BLOCKS + b;
+            bool live = block_number < n;
+            ds4_unit unit[DS4_MATVEC_ROWS];
+            ds4_block block[DS4_MATVEC_ROWS];
+            float d[DS4_MATVEC_ROWS], m[DS4_MATVEC_ROWS];
+#pragma unroll
+            for (int r = 0; r < DS4_MATVEC_ROWS; r++) {
+                unit[r] = {};
+                block[r] = {};
+                d[r] = m[r] = 0.0f;
+                if (r >= rows || !live) continue;
+#if DS4_STAGED
+                uint64_t from = (uint64_t)start + r * row_bytes +
+                                (int64_t)chunk * DS4_CHUNK_BLOCKS * DS4_BLOCK_BYTES;
+                block[r].raw = stage + r * DS4_LINE_BYTES + (from & 15) + b * DS4_BLOCK_BYTES;
+#else
+                block[r] = ds4_block_at((const uint8_t *)p.weight, all, tall + r, n, block_number);
+#endif
+                ds4_decode(block[r], u, grid, unit[r]);
+                d[r] = ds4_block_d(block[r]);
+#if DS4_HAS_MIN
+                m[r] = ds4_block_m(block[r]);
+#endif
+            }
+            int term = (DS4_SUPER ? 4 * step + lane / 8 : at) * DS4_TERM_PAIRS;
+            for (int c = 0; c < columns; c++) {
+                const char *act = act_of(c);
+#pragma unroll
+                for (int r = 0; r < DS4_MATVEC_ROWS; r++)
+                    if (r < rows) /* of the warp: every lane alike */
+                        ds4_unit_terms(block[r], d[r], m[r], u, unit[r], act, p.cols,
+                                       block_number * DS4_UNITS + u, live,
+                                       terms + (r * columns + c) * DS4_TERM_STRIDE, term);
+            }
+        }
+        ds4_sync_warp();
+        if (lane % 8 < columns && lane / 8 < rows) {
+            const float2 *own = terms + (lane / 8 * columns + lane % 8) * DS4_TERM_STRIDE;
+            int parts = (n - chunk * DS4_CHUNK_BLOCKS) * (DS4_SUPER ? 1 : DS4_UNITS);
+            if (parts > DS4_CHUNK_TERMS) parts = DS4_CHUNK_TERMS;
+#pragma unroll 4
+            for (int i = 0; i < parts * DS4_TERM_PAIRS; i++) acc = fmaf(own[i].x, own[i].y, acc);
+        }
+        ds4_sync_warp();
+    }
+    if (lane % 8 < columns && lane / 8 < rows) finish(first + lane / 8, lane % 8, acc);
+    (void)all;
+}
+
+DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
+    DS4_SHARED_BYTES(shared);
+    int first = blockIdx.y * 8, columns = ds4_rows(p.live, p.columns) - first;
+    if (columns <= 0) return;
+    columns = columns < 8 ? columns : 8;
+    ds4_matvec_rows(
+        p, 0, blockIdx.x * 16, columns, shared,
+        [&](int c) { return ds4_row<const char>(p.acts, p.act_stride, first + c); },
+        [&](int row, int c, float value) {
+            if (p.bias) value += ((const float *)p.bias)[row];
+            ds4_row<float>(p.y, p.y_stride, first + c)[row] = value;
+        });
+}
+
+DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
+    DS4_SHARED_BYTES(shared);
+    int token = blockIdx.y / p.used, place = blockIdx.y % p.used;
+    if (token >= ds4_rows(p.live, p.columns)) return;
+    int expert = ds4_expert_of(p, token, place);
+    const char *act = ds4_row<const char>(p.acts, p.act_stride, token);
+    if (p.act_columns > 1)
+        act += place * ds4_act_bytes(DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32, p.cols);
+    ds4_matvec_rows(
+        p, expert, blockIdx.x * 16, 1, shared, [&](int) { return act; },
+        [&](int row, int, float value) {
+            if (p.bias) value += ((const float *)p.bias)[(int64_t)expert * p.rows + row];
+            ds4_row<float>(p.y, p.y_stride, token)[(int64_t)place * p.rows + row] = value;
+        });
+}
+
+#endif

@@ -1,0 +1,392 @@
+"""The CUDA executor: a lowered image as captured graphs over weights in device memory.
+
+Owns: device and pinned memory, the loaded kernels, one graph per batch size, and what a step sends
+and brings back. Everything is allocated, compiled and captured while it is made; a step is one
+launch of a graph between small copies. Plain draws are made on the device; for the others, with
+grammars, penalties or log-probabilities, logits come to the host and its native sampler. Refuses:
+steps that do not fit (`StepRefused`, nothing was touched), programs with ops or weights that have
+no kernels (UnsupportedModel). A failure of the device ends it: ExecutorFailure with the exit code
+of the failure. Called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn, TypeVar
+
+from ds4_common.contract import image as im
+from ds4_common.cuda.device import Context
+from ds4_common.cuda.memory import DeviceBuffer, PinnedBuffer
+from ds4_common.cuda.stream import ExecutableGraph, Stream
+from ds4_common.errors import CudaError, ExecutorFailure, StepRefused
+from ds4_worker.executor import cuda_places, rope_frequencies
+from ds4_worker.executor.api import ExecutorConfig, Sampled, Sampling, Slice, WindowPages
+from ds4_worker.executor.cpu import (
+    SAMPLED_RECORD,
+    SAMPLING_BYTES,
+    pack_sampling,
+    read_sampled,
+)
+from ds4_worker.executor.cuda_cache import kv_type as kv_type_of
+from ds4_worker.executor.cuda_code import Code, Functions
+from ds4_worker.executor.cuda_places import Addresses, Turn, buckets, ones_of
+from ds4_worker.executor.cuda_program import Program, draw_launch, partial_bytes
+from ds4_worker.executor.cuda_rows import Planned
+from ds4_worker.executor.cuda_vectors import check_allocations, read_vectors
+from ds4_worker.executor.host_sampler import HostSampler
+from ds4_worker.executor.step_checks import StepChecks, StepLimits
+
+_LIVE = struct.Struct("<2i")
+_Held = TypeVar("_Held", Stream, DeviceBuffer, PinnedBuffer, ExecutableGraph)
+
+
+class CudaExecutor:
+    """Runs an image over weights at device addresses: `allocations` maps ids to (address, bytes),
+    which must stay mapped until `close`. The context must be current in the calling thread."""
+
+    def __init__(
+        self,
+        image: im.Image,
+        allocations: Mapping[int, tuple[int, int]],
+        config: ExecutorConfig,
+        context: Context,
+        code: Code,
+    ) -> None:
+        self.config = config
+        self._image, self._context = image, context
+        self._cleanup = ExitStack()
+        self._open = True
+        self.allocated = 0  # times that memory was taken, code loaded or a graph made
+        check_allocations(image, allocations)
+        try:
+            self._load({id_: address for id_, (address, _) in allocations.items()}, code)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- loading ---------------------------------------------------------------------------------
+
+    def _load(self, allocations: Mapping[int, int], code: Code) -> None:
+        image, config = self._image, self.config
+        kv_type = kv_type_of(config.kv_dtype)
+        places = cuda_places.plan_places(
+            image, config, partial_bytes=partial_bytes(image, config)[0], kv_type=kv_type
+        )
+        self._places = places
+        self.vocabulary = image.vocabulary
+        self.page_tokens = image.page_tokens
+        keeper, *windows = places.cache.histories
+        self.pages, self.pages_per_bank = keeper.pages, places.pages_per_bank
+        self.page_bytes = keeper.page_bytes
+        self.windows: tuple[WindowPages, ...] = tuple(windows)
+        self.rewinds = self.divisible = not image.forward_only
+        vectors = read_vectors(image, allocations)
+        found = [self._frequencies(turn, vectors) for turn in places.turns]
+        # What has no kernels is refused before memory is taken.
+        self._program(allocations, dict.fromkeys(places.blocks, 0), [m for _, m in found])
+        self._stream = self._keep(Stream())
+        blocks = {
+            name: self._keep(DeviceBuffer(n_bytes, f"executor, {name}")).address
+            for name, n_bytes in places.blocks.items()
+        }
+        self._cache = blocks["cache"]
+        self._take_pinned(blocks)
+        self._fill_fixed(blocks["fixed"], vectors, [f for f, _ in found])
+        program = self._program(allocations, blocks, [m for _, m in found])
+        self._functions = Functions(code)
+        self._cleanup.callback(self._functions.close)
+        self._graphs = {size: self._capture(program.launches(size)) for size in
+                        buckets(config.batch_tokens)}  # fmt: skip
+        addresses = self._addresses(allocations, blocks, [m for _, m in found])
+        self._draw_graphs = {
+            rows: self._capture_draws(rows, addresses) for rows in buckets(config.batch_outputs)
+        }
+        self._sampler = HostSampler(image.vocabulary)
+        self._stream.synchronize()
+
+    def _frequencies(
+        self, turn: Turn, vectors: Mapping[int, Sequence[float]]
+    ) -> tuple[list[float], float]:
+        """Of a rotation, with its magnitude: what turns back has the angles of the other sign."""
+        rope = self._image.ropes[turn.rope]
+        factors = vectors.get(rope_frequencies.factors_of(rope, self.config.context_tokens))
+        found, magnitude = rope_frequencies.frequencies(rope, factors)
+        return [-value for value in found] if turn.inverse else found, magnitude
+
+    def _program(
+        self, allocations: Mapping[int, int], blocks: Mapping[str, int], magnitudes: Sequence[float]
+    ) -> Program:
+        addresses = self._addresses(allocations, blocks, magnitudes)
+        return Program(self._image, self.config, self._places, addresses)
+
+    def _addresses(
+        self, allocations: Mapping[int, int], blocks: Mapping[str, int], magnitudes: Sequence[float]
+    ) -> Addresses:
+        return Addresses(
+            self._image, self.config, self._places, blocks, allocations, tuple(magnitudes)
+        )
+
+    def _keep(self, made: _Held) -> _Held:
+        self.allocated += 1
+        self._cleanup.callback(made.close)
+        return made
+
+    def _take_pinned(self, blocks: Mapping[str, int]) -> None:
+        config, places, image = self.config, self._places, self._image
+        self._input = self._keep(PinnedBuffer(places.step.n_bytes, "step input"))
+        self._input.view[:] = bytes(places.step.n_bytes)
+        self._step_address = blocks["step"]
+        words = self._input.view.cast("i")
+        self._words = words
+        self._cleanup.callback(words.release)  # before the buffer's own view
+        table = self._keep(PinnedBuffer(places.blocks["table"], "page table"))
+        self._table, self._table_address = table, blocks["table"]
+        entries = table.view.cast("i")
+        self._cleanup.callback(entries.release)
+        slot = image.slots[image.logits_slot]
+        self._logits_stride = slot.n_bytes
+        self._logits = self._keep(PinnedBuffer(slot.n_bytes * config.batch_outputs, "logits"))
+        self._logits_view = self._logits.view.cast("f")
+        self._cleanup.callback(self._logits_view.release)
+        start = places.scratch[im.SPACE_OUTPUTS] + slot.offset * config.batch_outputs
+        self._logits_address = blocks["work"] + start
+        self._samplings = self._keep(PinnedBuffer(SAMPLING_BYTES * config.batch_outputs, "draws"))
+        n_bytes = SAMPLED_RECORD.size * config.batch_outputs
+        self._sampled = self._keep(PinnedBuffer(n_bytes, "draws"))
+        embedded = [op.weight for s in image.sections for op in s.ops if op.kind == im.OP_EMBED]
+        self._checks = StepChecks(
+            StepLimits(
+                banks=config.banks,
+                histories=tuple((h.tokens, h.pages) for h in places.cache.histories),
+                pages_per_bank=places.pages_per_bank,
+                page_tokens=image.page_tokens, context_tokens=config.context_tokens,
+                batch_tokens=config.batch_tokens, batch_outputs=config.batch_outputs,
+                forward_only=image.forward_only,
+                vocabulary=min([image.vocabulary, *(image.weights[i].rows for i in embedded)]),
+            ),
+            entries,
+        )  # fmt: skip
+
+    def _fill_fixed(
+        self, address: int, vectors: Mapping[int, Sequence[float]], found: list[list[float]]
+    ) -> None:
+        """Vectors and frequencies, which never change."""
+        n_bytes = self._places.blocks["fixed"]
+        if not n_bytes:
+            return
+        with PinnedBuffer(n_bytes, "vectors and frequencies") as stage:
+            for number, offset in self._places.vectors.items():
+                values = vectors[number]
+                struct.pack_into(f"<{len(values)}f", stage.view, offset, *values)
+            ones = ones_of(self._image)
+            struct.pack_into(f"<{ones}f", stage.view, self._places.ones, *(1.0,) * ones)
+            for offset, frequency in zip(self._places.frequencies, found, strict=True):
+                struct.pack_into(f"<{len(frequency)}d", stage.view, offset, *frequency)
+            self._stream.upload(address, stage.address, n_bytes)
+            self._stream.synchronize()
+
+    def _capture(self, launches: Sequence[Planned]) -> ExecutableGraph:
+        """The step's input, then the program."""
+        self._functions.load(launches)
+        self._stream.begin_capture()
+        self._stream.upload(self._step_address, self._input.address, self._places.step.n_bytes)
+        for planned in launches:
+            self._functions.launch(self._stream, planned)
+        return self._captured()
+
+    def _capture_draws(self, rows: int, addresses: Addresses) -> ExecutableGraph:
+        """Sampling records, the draws of as many rows, and back."""
+        planned = draw_launch(self._image, addresses, rows)
+        self._functions.load([planned])
+        self._stream.begin_capture()
+        self._stream.upload(addresses.samplings, self._samplings.address, SAMPLING_BYTES * rows)
+        self._functions.launch(self._stream, planned)
+        self._stream.download(self._sampled.address, addresses.sampled, SAMPLED_RECORD.size * rows)
+        return self._captured()
+
+    def _captured(self) -> ExecutableGraph:
+        graph = self._stream.end_capture()
+        try:
+            made = self._keep(graph.instantiate())
+        finally:
+            graph.close()
+        made.upload(self._stream)
+        return made
+
+    # ---- the boundary ----------------------------------------------------------------------------
+
+    def set_page(self, bank: int, index: int, page: int, history: int = 0) -> None:
+        """Maps logical page `index` of a bank to a physical page; -1 unmaps it."""
+        self._require_open()
+        self._checks.set_page(bank, index, page, history)
+
+    def copy_page(self, source: int, target: int, tokens: int, history: int = 0) -> None:
+        """Makes page `target` hold the first `tokens` of page `source`. Raises StepRefused when
+        `source` holds fewer."""
+        self._require_open()
+        self._checks.copy_page(source, target, tokens, history)
+        n_bytes = self._places.cache.histories[history].page_bytes
+        if not n_bytes:
+            return
+        first = self._cache + self._places.cache.bases[history]
+        with self._device():
+            self._stream.copy(first + target * n_bytes, first + source * n_bytes, n_bytes)
+
+    def map_own_pages(self) -> None:
+        """Gives every bank its own consecutive pages, those of a window in turn: for programs
+        without a page allocator. Raises StepRefused when there are fewer."""
+        for history, pages in enumerate(self._places.cache.histories):
+            most = pages.most if history else self.pages_per_bank
+            for bank in range(self.config.banks):
+                for index in range(self.pages_per_bank):
+                    self.set_page(bank, index, bank * most + index % most, history)
+
+    def step(self, slices: Sequence[Slice]) -> list[Sampled | None]:
+        """Runs the program over all slices; the draws of each. Raises StepRefused before touching
+        anything when a slice does not fit, ExecutorFailure when the device broke."""
+        self._require_open()
+        self._checks.check(slices)
+        rows: list[int] = []
+        wanted: list[Sampling | None] = []
+        end = 0
+        for piece in slices:
+            end += len(piece.tokens)
+            if piece.sample is not None:
+                rows += range(end - 1 - len(piece.checks), end)
+                wanted += piece.checks
+            wanted.append(piece.sample)
+        asked = [how for how in wanted if how is not None]
+        if all(map(_drawn_on_device, asked)):
+            drawn = self._draw_there(slices, rows, asked)
+        else:
+            self._run(slices, rows)
+            drawn = self._draw_here(asked)
+        draws = iter(drawn)
+        return [None if how is None else next(draws) for how in wanted]
+
+    def _draw_there(
+        self, slices: Sequence[Slice], rows: Sequence[int], asked: Sequence[Sampling]
+    ) -> list[Sampled]:
+        for number, how in enumerate(asked):
+            pack_sampling(self._samplings.view, number * SAMPLING_BYTES, how)
+        self._run(slices, rows, drawn=True)
+        return [
+            read_sampled(self._sampled.view, number * SAMPLED_RECORD.size, how)
+            for number, how in enumerate(asked)
+        ]
+
+    def _draw_here(self, asked: Sequence[Sampling]) -> list[Sampled]:
+        return [
+            self._sampler.draw(self._logits.address + number * self._logits_stride, how)
+            for number, how in enumerate(asked)
+        ]
+
+    def score(self, piece: Slice, targets: Sequence[int], logprobs: int) -> list[Sampled]:
+        """The log-probability of each target after its token of the slice, and the best ones."""
+        if len(targets) != len(piece.tokens):
+            raise StepRefused(f"score: {len(targets)} targets for {len(piece.tokens)} tokens")
+        results: list[Sampled] = []
+        for first, count in self._parts(piece):
+            results += self._draw_here(
+                [
+                    Sampling(temperature=0.0, logprobs=logprobs, forced=target)
+                    for target in targets[first : first + count]
+                ]
+            )
+        return results
+
+    def logits(self, slices: Sequence[Slice]) -> list[list[list[float]]]:
+        """The logits of every token of every slice."""
+        return [[list(row) for row in self.logit_rows(piece)] for piece in slices]
+
+    def logit_rows(self, piece: Slice) -> Iterator[memoryview[float]]:
+        """The logits of every token of a slice; each view holds until the next one is asked for."""
+        stride = self._logits_stride // 4
+        for _, count in self._parts(piece):
+            for start in range(0, count * stride, stride):
+                yield self._logits_view[start : start + self.vocabulary]
+
+    def _parts(self, piece: Slice) -> Iterator[tuple[int, int]]:
+        """Runs a slice in parts that fit the output rows; the first token and length of each."""
+        self._require_open()
+        most = min(self.config.batch_tokens, self.config.batch_outputs)
+        for first in range(0, len(piece.tokens), most):
+            part = Slice(piece.bank, piece.start + first, piece.tokens[first : first + most])
+            self._checks.check([part])
+            self._run([part], range(len(part.tokens)))
+            yield first, len(part.tokens)
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def _run(self, slices: Sequence[Slice], rows: Sequence[int], *, drawn: bool = False) -> None:
+        """Runs checked slices. Afterwards the logits of those rows are on the host, or what was
+        drawn from them."""
+        count = self._pack(slices, rows)
+        self._checks.book(slices)
+        with self._device():
+            first, end = self._checks.take_changed()
+            if end:
+                at = 4 * first
+                self._stream.upload(
+                    self._table_address + at, self._table.address + at, 4 * (end - first)
+                )
+            size = next(size for size in self._graphs if size >= max(count, len(rows)))
+            self._graphs[size].launch(self._stream)
+            if rows and drawn:
+                size = next(size for size in self._draw_graphs if size >= len(rows))
+                self._draw_graphs[size].launch(self._stream)
+            elif rows:
+                n_bytes = len(rows) * self._logits_stride
+                self._stream.download(self._logits.address, self._logits_address, n_bytes)
+            self._stream.synchronize()
+
+    def _pack(self, slices: Sequence[Slice], rows: Sequence[int]) -> int:
+        step, words = self._places.step, self._words
+        tokens, positions, banks = step.tokens // 4, step.positions // 4, step.banks // 4
+        count = 0
+        for piece in slices:
+            for position, token in enumerate(piece.tokens, start=piece.start):
+                words[tokens + count] = token
+                words[positions + count] = position
+                words[banks + count] = piece.bank
+                count += 1
+        for shift, offset in step.shifted.items():
+            for number in range(count):
+                words[offset // 4 + number] = words[positions + number] + shift
+        for number, row in enumerate(rows):
+            words[step.rows // 4 + number] = row
+        _LIVE.pack_into(self._input.view, step.live_tokens, count, len(rows))
+        return count
+
+    @contextmanager
+    def _device(self) -> Iterator[None]:
+        """The context is current, and a failure of the device is the executor's."""
+        try:
+            self._context.enter()  # the engine's thread is another one than the loading one's
+            yield
+        except CudaError as error:
+            self._broken(error)
+
+    def _broken(self, error: CudaError) -> NoReturn:
+        failure = ExecutorFailure(f"CUDA executor: {error}")
+        failure.exit_code = error.exit_code
+        raise failure from error
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ExecutorFailure("CUDA executor: used after close")
+
+    def close(self) -> None:
+        """Gives everything back. Safe to call twice, from any thread."""
+        if not self._open:
+            return
+        self._open = False
+        self._context.reenter()
+        self._cleanup.close()
+
+
+def _drawn_on_device(how: Sampling) -> bool:
+    """Lists and masks lie in host memory; log-probabilities have the host's last bit."""
+    return not how.mask and how.adjust is None and how.logprobs < 0
