@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ds4_common.errors import GgufError
 from ds4_common.gguf import ArrayInfo, GgmlType, LogicalModel, ValueType, parser
 from ds4_common.gguf.types import FIXED_CODES, block_bytes, block_weights
+from helpers.descriptors import open_fds
 from helpers.tiny_gguf import RawTensor, gguf_bytes, pack_string, write_llama
 
 U8, U32, F32 = ValueType.UINT8, ValueType.UINT32, ValueType.FLOAT32
@@ -292,10 +293,10 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path, kind: str) -
         os.mkfifo(path)
     elif kind == "nul":
         path += "\0"
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     with pytest.raises(GgufError):
         LogicalModel.open(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() <= before
 
 
 def test_endless_header_is_refused_in_bounded_memory(tmp_path: Path) -> None:

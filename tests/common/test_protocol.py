@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ds4_common import fdpass, protocol
 from ds4_common.errors import ProtocolError
-from helpers.brokers import open_fds
+from helpers.descriptors import open_fds
 
 REQUESTS: list[protocol.Request] = [
     protocol.Hello(1, "worker", "w", "ds4-server --port 1"),

@@ -10,7 +10,7 @@ import pytest
 
 from ds4_common.errors import BackendError
 from ds4_common.seat import CLAIM, SERVING, STANDBY, Seat, native
-from helpers.brokers import open_fds
+from helpers.descriptors import open_fds
 from helpers.seats import open_seat, other, seat_fds
 
 

@@ -119,10 +119,6 @@ def own_command() -> str:
     return " ".join(sys.orig_argv)[:MAX_COMMAND_CHARS]
 
 
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @contextmanager
 def broker_process(
     path: Path, allocations: int = 3, open_file_limit: int = 0, deaf: bool = False

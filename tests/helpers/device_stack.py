@@ -20,6 +20,7 @@ from typing import Any
 
 from ds4_common.gguf import GgmlType
 from helpers import cuda_stand_in
+from helpers.descriptors import open_fds
 from helpers.stack import DEADLINE_SECONDS, Program, process_environment
 from helpers.tiny_gguf import write_tensors
 
@@ -113,11 +114,7 @@ class Device:
 
     def descriptors(self, pid: int) -> int:
         """How many of the device's memory a process has open."""
-        links = []
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                links.append(os.readlink(fd))
-        return links.count(self._name)
+        return sum(fd.endswith(f" {self._name}") for fd in open_fds(pid))
 
     def mappings(self, pid: int) -> int:
         """How many mappings of the device's memory a process has."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from helpers import stack
+from helpers.descriptors import open_fds
 from helpers.tiny_gguf import TinyLlama, write_llama
 
 CLIENTS = 200
@@ -76,10 +77,6 @@ def figures(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
@@ -104,7 +101,7 @@ def test_streams_in_a_storm_equal_those_alone_and_leave_nothing_behind(
     ):
         before = figures(port)
         programs = (owner.process.pid, worker.process.pid)
-        held = [descriptors(pid) for pid in programs]
+        held = [len(open_fds(pid)) for pid in programs]
         asyncio.run(storm(port))
         while (now := figures(port))["ds4_permits_free"] < before["ds4_permits_free"]:
             continue  # clients that went away a moment ago
@@ -112,6 +109,6 @@ def test_streams_in_a_storm_equal_those_alone_and_leave_nothing_behind(
             assert now[name] == 0
         assert now['ds4_sequences_finished_total{reason="failed"}'] == 0
         assert now['ds4_sequences_finished_total{reason="cancelled"}'] > 0
-        while [descriptors(pid) for pid in programs] != held:
+        while [len(open_fds(pid)) for pid in programs] != held:
             assert stack.request(port, "GET", "/health")[0] == 200
         assert worker.stop() == 0

@@ -31,18 +31,20 @@ from ds4_owner import answers, desks, native_desk, transport
 from ds4_owner.answers import file_record
 from ds4_owner.state import Desk, Kept
 from ds4_owner.transport import Client, Transport
-from helpers.brokers import Stage, broker, broker_process, content, open_fds, own_command
+from helpers.brokers import Stage, broker, broker_process, content, own_command
+from helpers.descriptors import open_fds
 
 HELLO = protocol.encode(protocol.Hello(protocol.PROTOCOL_VERSION, "worker", "t", "test"))
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    before = open_fds(), threading.active_count()
+    before, threads = open_fds(), set(threading.enumerate())
     with broker(tmp_path) as made:
         made.ready()
         yield made
-    assert (open_fds(), threading.active_count()) == before
+    assert open_fds() <= before
+    assert set(threading.enumerate()) <= threads
     assert os.listdir(tmp_path) == []
 
 

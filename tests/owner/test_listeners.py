@@ -16,7 +16,7 @@ from ds4_common.protocol import SEAT_LANES, GetListener
 from ds4_owner import claim
 from ds4_owner.claim import bind_unix
 from ds4_owner.listeners import Listeners
-from helpers.brokers import open_fds
+from helpers.descriptors import open_fds
 
 
 @pytest.fixture

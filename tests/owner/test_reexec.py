@@ -23,7 +23,8 @@ from ds4_common.errors import HandoverError, OwnerUnavailable
 from ds4_common.manifest import read_manifest
 from ds4_owner import handover, resume, serving, state
 from ds4_owner.stop import Change
-from helpers.brokers import broker, open_fds
+from helpers.brokers import broker
+from helpers.descriptors import open_fds
 from helpers.stack import DEADLINE_SECONDS, Program
 from helpers.tiny_gguf import write_llama
 

@@ -16,7 +16,7 @@ from ds4_common.seat import Seat
 from ds4_worker.http import journal
 from ds4_worker.http.journal import traffic
 from ds4_worker.http.parking import Parking
-from helpers.brokers import open_fds
+from helpers.descriptors import open_fds
 from helpers.fake_server import FakeServer, fake_server, read_all
 from helpers.seats import Other, open_seat, other, seat_fds
 
@@ -300,8 +300,8 @@ def test_a_worker_leaves_no_descriptor_behind(scene: Scene) -> None:
             assert answered(client)
         del server
         gc.collect()  # a seat's mapping holds a descriptor as long as anything refers to it
-        counts.append(open_fds())
-    assert counts[1:] == counts[:1] * 2
+        counts.append(len(open_fds()))
+    assert max(counts[1:]) <= counts[0]
 
 
 def test_the_kernel_counts_what_it_took_and_what_it_gave() -> None:
