@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -148,6 +149,60 @@ def test_a_stream_that_fails_after_a_keepalive_ends_with_one_error_event() -> No
     assert data.count(b"event: error\n") == 1
     assert b"[DONE]" not in data
     assert data.endswith(b"0\r\n\r\n")
+
+
+class Broken(FakeExecutor):
+    """Says "aa" and fails; `over` is set when the engine has given everything away."""
+
+    def __init__(self, gate: Gate) -> None:
+        check = failing_after(2)
+
+        def before() -> None:
+            gate()
+            check()
+
+        config = ExecutorConfig(banks=1, context_tokens=64)
+        super().__init__(
+            config, vocabulary=VOCABULARY, before_step=before, choose=lambda history: 97
+        )
+        self.over = threading.Event()
+
+    def close(self) -> None:
+        super().close()
+        self.over.set()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "failure"),
+    [
+        ("/v1/completions", {"prompt": "a"}, b"event: error\n"),
+        ("/v1/chat/completions", {"messages": USER}, b"event: error\n"),
+        ("/v1/responses", {"input": "a"}, b"event: response.failed\n"),
+        ("/v1/messages", {"messages": USER, "max_tokens": 9, "model": "fake"}, b"event: error\n"),
+    ],
+)
+def test_what_arrives_together_with_a_failure_is_delivered_before_the_error(
+    path: str, body: dict[str, Any], failure: bytes
+) -> None:
+    gate, blocked = Gate(), threading.Event()
+    executor = Broken(gate)
+
+    def block() -> None:  # everything that the engine gives meanwhile comes in one piece
+        blocked.set()
+        assert executor.over.wait(10), "the engine did not fail"
+
+    with fake_server(executor, limits=PATIENT) as server, server.connect() as connection:
+        connection.sendall(post({**body, "stream": True}, path))
+        gate.wait_until_a_step_is_due()
+        server.loop.call_soon_threadsafe(block)
+        assert blocked.wait(10)
+        gate.open()
+        data = read_all(connection)
+    assert data.startswith(b"HTTP/1.1 200 ")
+    assert data.count(b'"a"') == 2
+    assert data.rindex(b'"a"') < data.index(failure)
+    assert data.count(failure) == 1
+    assert b"[DONE]" not in data
 
 
 # --- the sender alone

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ds4_common.errors import RequestError
 from ds4_worker.engine.api import EngineHandle, Event, Generation, Stream
 from ds4_worker.http.answer import Facts, Renderer, Used
 from ds4_worker.http.messages import EventStream, Response, json_response
@@ -88,9 +89,11 @@ async def _stream_answer(
     with resources:
         chunks = _Chunks(job)
         while chunks.open:
-            data = chunks.of(await stream.take())
+            data, failure = chunks.of(await stream.take())
             if data:
                 yield data
+            if failure is not None:
+                raise failure
 
 
 class _Chunks:
@@ -101,11 +104,20 @@ class _Chunks:
         self._begun = [False] * len(job.readers)
         self.open = len(job.readers)  # choices that have not ended
 
-    def of(self, events: Sequence[tuple[int, Event]]) -> bytes:
-        """Raises RequestError for a failed sequence: the stream ends with it."""
-        return b"".join([self._of(index, event) for index, event in events])
+    def of(self, events: Sequence[tuple[int, Event]]) -> tuple[bytes, RequestError | None]:
+        """(bytes, the first failure among the events). What came along with a failure, of any
+        choice, was generated and belongs to the client; the stream ends after it."""
+        data: list[bytes] = []
+        failure: RequestError | None = None
+        for index, event in events:
+            try:
+                data.append(self._of(index, event))
+            except RequestError as error:
+                failure = failure or error
+        return b"".join(data), failure
 
     def _of(self, index: int, event: Event) -> bytes:
+        """Raises RequestError for a failed sequence."""
         renderer, reader = self._job.renderer, self._job.readers[index]
         piece = reader.read(event)
         data = b""
