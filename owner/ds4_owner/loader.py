@@ -31,6 +31,7 @@ from ds4_common.errors import (
 from ds4_common.gguf import LogicalModel
 from ds4_owner import job
 from ds4_owner.channel import Channel as Channel
+from ds4_owner.index_tables import check_index_tables
 from ds4_owner.loader_plan import Models, describe, make_plan, prepare_base, scratch_bytes
 from ds4_owner.loading import Loader
 
@@ -58,6 +59,8 @@ def serve(channel: Channel) -> None:
                 channel.log(f"mapped {len(models[name].shards)} GGUF shards")
         load_plan, notes = make_plan(config, models, message.granularity)
         prepared = prepare_base(config, models, load_plan, notes)
+        if prepared is not None:
+            check_index_tables(prepared.model, prepared.bundle)
         for first in range(0, len(load_plan.allocations), job.PLAN_PART):
             part = load_plan.allocations[first : first + job.PLAN_PART]
             channel.send(job.PlanPart(part))
