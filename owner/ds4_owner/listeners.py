@@ -67,7 +67,9 @@ class Listeners:
             try:
                 seat = self._seats[record] = make_seat()
             except OSError as error:
-                raise AddressError(f"seat of port {record.port}: {error.strerror}") from error
+                raise AddressError(
+                    f"seat of {record.path or f'port {record.port}'}: {error.strerror}"
+                ) from error
             self.changed = True
         return seat.fds
 

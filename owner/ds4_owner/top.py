@@ -1,8 +1,8 @@
 """`ds4-weight-server top`: owners, their memory, their workers and what these do, live.
 
 Owns the sampling, the rates between two samples, and the view: redrawn on a terminal until q or
-Ctrl-C, printed once elsewhere. Read-only. Rates come from the workers' own counters, over loopback;
-a worker that does not answer is shown all the same.
+Ctrl-C, printed once elsewhere. Read-only. Rates come from the workers' own counters, over
+loopback or a Unix socket; a worker that does not answer is shown all the same.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 GENERATED, PROMPTED = "ds4_generated_tokens_total", "ds4_prompt_tokens_total"
-LOOPBACK = ("127.0.0.1", "::1", "0.0.0.0", "::")  # where a worker of this host can be asked
-ATTEMPTS = 4  # several workers may share a port: any of them may answer
+ATTEMPTS = 4  # several workers may share a socket: any of them may answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,11 @@ def _ask_worker(lease: LeaseRecord) -> WorkerSample:
     except PermissionError:
         return WorkerSample(lease, at, problem="of another user")
     addresses = tuple(map(str, listening))
-    reachable = [entry for entry in listening if entry.host in LOOPBACK]
+    reachable = [entry for entry in listening if entry.local]
     if not reachable:
-        return WorkerSample(lease, at, addresses, problem="no loopback port")
+        return WorkerSample(
+            lease, at, addresses, problem="neither a loopback port nor a Unix socket"
+        )
     argv = processes.command_line(lease.pid)
     environment = processes.environment(lease.pid)
     try:
@@ -127,7 +128,7 @@ def _ask_worker(lease: LeaseRecord) -> WorkerSample:
                 return WorkerSample(lease, time.monotonic(), addresses, health, counters)
     except (client.NoAnswer, UsageError) as error:
         return WorkerSample(lease, at, addresses, problem=str(error))
-    return WorkerSample(lease, at, addresses, problem="other workers of its port answer")
+    return WorkerSample(lease, at, addresses, problem="other workers of its socket answer")
 
 
 def rate(name: str, now: WorkerSample, before: WorkerSample | None) -> float | None:

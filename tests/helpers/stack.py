@@ -134,10 +134,11 @@ def owner(model: Path, run: Path, *flags: str, **environment: str) -> Iterator[P
 
 
 @contextmanager
-def worker(manifest: Path, port: int, *flags: str, **environment: str) -> Iterator[Program]:
-    """A worker process that answers /health with 200."""
+def worker(manifest: Path, at: int | Path, *flags: str, **environment: str) -> Iterator[Program]:
+    """A worker process that answers /health with 200, at a port or a Unix socket."""
+    where = ("--port", str(at)) if isinstance(at, int) else ("--host", f"unix:{at}")
     program = Program.start(
-        "ds4_worker.cli", "--manifest", str(manifest), "--port", str(port), *flags, **environment
+        "ds4_worker.cli", "--manifest", str(manifest), *where, *flags, **environment
     )
     try:
         program.wait_for("ready")
@@ -153,11 +154,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class UnixConnection(http.client.HTTPConnection):
+    """An HTTP client on a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=DEADLINE_SECONDS)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def request(
-    port: int, method: str, path: str, body: object = None, **headers: str
+    at: int | Path, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, Any]:
-    """One request on its own connection; returns (status, decoded JSON or text)."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
+    """One request on its own connection, to a port of this host or a Unix socket; returns (status,
+    decoded JSON or text)."""
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", at, timeout=DEADLINE_SECONDS)
+        if isinstance(at, int)
+        else UnixConnection(at)
+    )
     try:
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json", **headers})

@@ -14,21 +14,9 @@ from pathlib import Path
 import pytest
 
 from helpers import stack
+from helpers.stack import UnixConnection
 
 GREEDY = {"prompt": "a", "max_tokens": 2, "temperature": 0}
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """An HTTP client on a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=stack.DEADLINE_SECONDS)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def complete(connection: http.client.HTTPConnection, *, stream: bool = False) -> bytes:

@@ -109,16 +109,21 @@ WAIT = "say('attached')\nsignal.pause()\n"
 STUBBORN = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAIT}"
 
 
+def an_address(kind: str, run: Path) -> int | Path:
+    return stack.free_port() if kind == "tcp" else run / "http.sock"
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_a_model_is_replaced_and_the_worker_comes_back_with_its_flags(
-    models: dict[str, Path], run: Path
+    models: dict[str, Path], run: Path, kind: str
 ) -> None:
-    port = stack.free_port()
+    at = an_address(kind, run)
     other = run / "other"
     other.mkdir()
     with (
         stack.owner(models["a"], run, "--cpu-layout", "raw", "--served-id", "first") as old,
         stack.owner(models["a"], other) as stranger,
-        stack.worker(run / "w", port, "--ctx", "64", "--max-seqs", "3",
+        stack.worker(run / "w", at, "--ctx", "64", "--max-seqs", "3",
                      "--model", str(models["a"])) as worker,
         stack.worker(other / "w", stack.free_port()) as strange_worker,
     ):  # fmt: skip
@@ -141,7 +146,7 @@ def test_a_model_is_replaced_and_the_worker_comes_back_with_its_flags(
     argv = processes.command_line(worker_pid)
     assert argv[argv.index("--ctx") + 1] == "64"
     assert argv[argv.index("--model") + 1] == str(models["b"])
-    status, health = stack.request(port, "GET", "/health")
+    status, health = stack.request(at, "GET", "/health")
     assert (status, health["model"], health["pid"]) == (200, "b", worker_pid)
     done = [event["step"] for event in events(run) if event["kind"] == "done"]
     assert done == ["inspect", "stop-workers", "stop-owner", "clear-cache", "recheck", "budget",
@@ -431,18 +436,21 @@ def test_two_replacements_at_once_are_refused(models: dict[str, Path], run: Path
         assert owner.wait() == 0
 
 
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_top_shows_memory_workers_and_rates_once_when_piped(
-    models: dict[str, Path], run: Path
+    models: dict[str, Path], run: Path, kind: str
 ) -> None:
-    port = stack.free_port()
-    with stack.owner(models["a"], run) as owner, stack.worker(run / "w", port) as worker:
+    at = an_address(kind, run)
+    with stack.owner(models["a"], run) as owner, stack.worker(run / "w", at) as worker:
         body = {"prompt": "hello", "max_tokens": 5, "temperature": 0}
-        assert stack.request(port, "POST", "/v1/completions", body)[0] == 200
+        assert stack.request(at, "POST", "/v1/completions", body)[0] == 200
         seen = tool("top", "--manifest", str(run / "w"), "--interval", "0.1", run=run)
         assert seen.returncode == 0, seen.stdout
         rows = {line.split()[0]: line.split() for line in seen.stdout.splitlines() if line.strip()}
         assert str(models["a"].name) in rows[str(owner.process.pid)]
-        assert rows[str(worker.process.pid)][2] == f"127.0.0.1:{port}"
+        shown = rows[str(worker.process.pid)]
+        assert shown[2] == (f"127.0.0.1:{at}" if kind == "tcp" else f"unix:{at}")
+        assert "-" not in shown, "the worker's counters were not read"
         assert "available" in seen.stdout
 
 

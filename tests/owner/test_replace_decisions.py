@@ -49,23 +49,33 @@ def test_workers_that_survive_are_named_with_the_way_to_end_them() -> None:
 
 
 HAD = Listening(100, "127.0.0.1", 8000)
+HAD_PATH = Listening(100, path="/run/a b")
 
 
 @pytest.mark.parametrize(
-    ("now", "owner", "expected"),
+    ("had", "now", "owner", "expected"),
     [
-        ([], set(), ""),
-        ([HAD], {100}, ""),  # lent by the owner, which still lives
-        ([HAD], set(), "another process of the worker lives"),
-        ([Listening(5, "127.0.0.1", 8000)], {5}, "another program listens"),
-        ([Listening(5, "127.0.0.1", 8001)], set(), ""),
-        ([Listening(5, "10.0.0.1", 8000)], set(), ""),
+        (HAD, [], set(), ""),
+        (HAD, [HAD], {100}, ""),  # lent by the owner, which still lives
+        (HAD, [HAD], set(), "another process of the worker lives. Find it with: ss -ltnp"),
+        (HAD, [Listening(5, "127.0.0.1", 8000)], set(), "another program listens"),
+        (HAD, [Listening(5, "127.0.0.1", 8001)], set(), ""),
+        (HAD, [Listening(5, "10.0.0.1", 8000)], set(), ""),
+        (HAD, [HAD_PATH], {100}, ""),
+        (HAD_PATH, [], set(), ""),
+        (HAD_PATH, [HAD_PATH], {100}, ""),
+        (HAD_PATH, [HAD_PATH], set(), "worker lives. Find it with: ss -lxp src '/run/a b'"),
+        (HAD_PATH, [Listening(5, path="/run/a b")], {100}, "another program listens on unix:/run/"),
+        (HAD_PATH, [Listening(5, path="/run/a b")], {5}, ""),  # somebody had removed the first
+        (HAD_PATH, [HAD_PATH, Listening(5, path="/run/a b")], {5}, "worker lives"),
+        (HAD_PATH, [Listening(5, path="/run/a")], set(), ""),
+        (HAD_PATH, [HAD], {5, 100}, ""),
     ],
 )
-def test_a_port_is_released_when_at_most_the_owner_holds_its_very_socket(
-    now: list[Listening], owner: set[int], expected: str
+def test_a_socket_is_released_when_at_most_the_owner_holds_it(
+    had: Listening, now: list[Listening], owner: set[int], expected: str
 ) -> None:
-    said = decisions.ports_released([HAD], now, owner)
+    said = decisions.sockets_released([had], now, owner)
     assert expected in said
     assert bool(said) == bool(expected)
 
@@ -395,6 +405,30 @@ def test_a_listening_socket_is_found_by_number_and_address() -> None:
         assert inode not in {entry.inode for entry in processes.listening()}
 
 
+def test_a_listening_unix_socket_is_found_by_number_and_path(tmp_path: Path) -> None:
+    path = str(tmp_path / "a socket")
+    with socket.socket(socket.AF_UNIX) as sock, socket.socket(socket.AF_UNIX) as peer:
+        sock.bind(path)
+        inode = os.fstat(sock.fileno()).st_ino
+        assert inode not in {entry.inode for entry in processes.listening()}
+        sock.listen()
+        expected = Listening(inode, path=path)
+        assert (str(expected), expected.local) == (f"unix:{path}", True)
+        peer.connect(path)
+        accepted, _ = sock.accept()
+        with accepted:  # it bears the path too, and does not listen
+            assert [e for e in processes.listening_of(os.getpid()) if e.path == path] == [expected]
+    assert inode not in {entry.inode for entry in processes.listening()}
+
+
+def test_a_socket_for_packets_is_no_address_of_a_worker(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(tmp_path / "packets"))
+        sock.listen()
+        inode = os.fstat(sock.fileno()).st_ino
+        assert inode not in {entry.inode for entry in processes.listening()}
+
+
 def test_shared_memory_is_held_by_who_has_it_open_or_mapped() -> None:
     fd = os.memfd_create("ds4-test")
     os.write(fd, bytes(8192))
@@ -464,6 +498,20 @@ def test_a_port_that_answers_nonsense_is_a_problem_and_not_an_exception() -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert "refused" in client.health(Listening(0, "127.0.0.1", port)).problem
+
+
+def test_a_unix_socket_that_answers_nonsense_or_not_at_all_is_a_problem(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        thread = threading.Thread(target=lambda: _answer(server))
+        thread.start()
+        assert client.health(Listening(0, path=path)).problem
+        thread.join()
+    assert "refused" in client.health(Listening(0, path=path)).problem
+    os.unlink(path)
+    assert "No such file" in client.health(Listening(0, path=path)).problem
 
 
 def _answer(server: socket.socket) -> None:

@@ -134,8 +134,8 @@ def steps(plan: Plan) -> list[str]:
     """What a replacement would do, a line per step."""
     settings, lines = plan.settings, []
     for worker in plan.workers:
-        ports = ", ".join(map(str, worker.listening)) or "no port"
-        lines.append(f"stop {worker.role} pid {worker.identity.pid} ({ports})")
+        places = ", ".join(map(str, worker.listening)) or "no socket"
+        lines.append(f"stop {worker.role} pid {worker.identity.pid} ({places})")
     if plan.owner is not None:
         held = size(plan.owner.allocated_bytes)
         lines.append(f"stop owner pid {plan.owner.identity.pid} and wait for {held}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import socket
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from ds4_common.errors import Ds4Error
 from ds4_owner.replace.processes import Listening
 
+UNIX = "unix:"
 SECONDS = 5.0
 PROMPT_SECONDS = 600.0  # the first answer of a large model may include warming up
 PROMPT_TOKENS = 16
@@ -60,8 +62,24 @@ class Answer:
     text: str
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """The same over a Unix socket."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def _connect(address: str, seconds: float) -> http.client.HTTPConnection:
-    """`address`: `host:port`, a wildcard host being reached at the loopback address."""
+    """`address`: `host:port`, a wildcard host being reached at the loopback address; or
+    `unix:PATH`."""
+    if address.startswith(UNIX):
+        return _UnixConnection(address.removeprefix(UNIX), seconds)
     host, _, port = address.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
     return http.client.HTTPConnection(host, int(port), timeout=seconds)

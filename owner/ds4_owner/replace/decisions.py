@@ -6,6 +6,7 @@ or a clock; thresholds are named and explained here and nowhere else.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,25 +34,33 @@ def workers_ended(survivors: Sequence[Identity], states: Mapping[int, str], seco
     )
 
 
-def ports_released(
+def sockets_released(
     had: Iterable[Listening], now: Iterable[Listening], held_by_owner: Collection[int]
 ) -> str:
-    """Does nobody listen any more where the workers did, but the owner that lent the sockets?"""
-    inodes = {entry.inode: entry for entry in now}
-    addresses = {(entry.host, entry.port): entry for entry in now}
+    """Does nobody listen any more where the workers did, but the owner that lent the sockets? (It
+    makes a second one for a path whose first one somebody removed.)"""
+    others = [entry for entry in now if entry.inode not in held_by_owner]
+    inodes = {entry.inode for entry in others}
+    places = {entry.place for entry in others}
     for entry in had:
-        same, other = inodes.get(entry.inode), addresses.get((entry.host, entry.port))
-        if same is not None and entry.inode not in held_by_owner:
+        if entry.inode in inodes:
             return (
                 f"{entry} still listens and it is not the owner that holds the socket: another"
-                f" process of the worker lives. Find it with: ss -ltnp 'sport = :{entry.port}'"
+                f" process of the worker lives. Find it with: {_finding(entry)}"
             )
-        if same is None and other is not None:
+        if entry.place in places:
             return (
                 f"another program listens on {entry} now; the worker could not come back there."
-                f" Find it with: ss -ltnp 'sport = :{entry.port}'"
+                f" Find it with: {_finding(entry)}"
             )
     return ""
+
+
+def _finding(entry: Listening) -> str:
+    """A command that shows who listens there."""
+    if entry.path:
+        return f"ss -lxp src {shlex.quote(entry.path)}"
+    return f"ss -ltnp 'sport = :{entry.port}'"
 
 
 def nobody_attached(leases: Sequence[LeaseRecord]) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +24,13 @@ from typing import NamedTuple
 import msgspec
 
 LISTEN = "0A"  # net/tcp_states.h
+LOOPBACK = ("127.0.0.1", "::1", "0.0.0.0", "::")  # what a program of this host reaches
+# A line of /proc/net/unix: flags, type and number; the path of one that is bound to a file.
+UNIX_LINE = re.compile(
+    rb"^[0-9a-f]+: [0-9A-F]+ [0-9A-F]+ ([0-9A-F]+) ([0-9A-F]+) [0-9A-F]+ +(\d+) (/.*)$",
+    re.MULTILINE,
+)
+ACCEPTS = 1 << 16  # __SO_ACCEPTCON, linux/net.h
 WEIGHTS_PREFIX = "/memfd:ds4-"  # as the memfd backend names it
 SHARED_PREFIXES = ("/memfd:", "/dev/shm/")
 
@@ -35,14 +44,29 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """A listening TCP socket: the kernel's number of it, and where it listens."""
+    """A listening socket: the kernel's number of it, and where it listens: at a host and a port,
+    or at a path."""
 
     inode: int
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
+    path: str = ""
 
     def __str__(self) -> str:
+        """As `client` takes it, and `ds4-server --host`."""
+        if self.path:
+            return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Where it is, whichever socket is there."""
+        return self.host, self.port, self.path
+
+    @property
+    def local(self) -> bool:
+        """Whether asking it stays on this machine."""
+        return bool(self.path) or self.host in LOOPBACK
 
 
 class Shared(NamedTuple):
@@ -201,8 +225,8 @@ def socket_inodes(pid: int) -> set[int]:
 
 
 def listening() -> list[Listening]:
-    """Every listening TCP socket of this network namespace."""
-    found: list[Listening] = []
+    """Every listening stream socket of this network namespace, on TCP or in the file system."""
+    found = _listening_unix()
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -214,6 +238,14 @@ def listening() -> list[Listening]:
                 address, _, port = words[1].partition(":")
                 found.append(Listening(int(words[9]), _host(address), int(port, 16)))
     return found
+
+
+def _listening_unix() -> list[Listening]:
+    return [
+        Listening(int(number), path=os.fsdecode(path))
+        for flags, kind, number, path in UNIX_LINE.findall(Path("/proc/net/unix").read_bytes())
+        if int(flags, 16) & ACCEPTS and int(kind, 16) == socket.SOCK_STREAM
+    ]
 
 
 def _host(digits: str) -> str:

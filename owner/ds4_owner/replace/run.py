@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 STEPS = (
     Step("inspect", "compute processes and memory", stops.inspect, "inspect"),
-    Step("stop-workers", "stop the workers; pids and ports gone?", stops.stop_workers,
+    Step("stop-workers", "stop the workers; pids and sockets gone?", stops.stop_workers,
          "stop-workers"),
     Step("stop-owner", "stop the owner; pid and memory gone?", stops.stop_owner, "stop-owner"),
     Step("clear-cache", "clear caches", stops.clear_cache, "clear-cache"),

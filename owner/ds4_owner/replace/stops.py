@@ -75,8 +75,8 @@ def stop_workers(context: Context) -> dict[str, Any]:
     # A standby takes over when it sees its worker die: it has to go first.
     order = sorted(plan.workers, key=lambda worker: worker.role == "worker")
     for worker in order:
-        ports = " ".join(map(str, worker.listening)) or "no port"
-        context.tell(f"SIGTERM to {worker.role} pid {worker.identity.pid} ({ports})")
+        places = " ".join(map(str, worker.listening)) or "no socket"
+        context.tell(f"SIGTERM to {worker.role} pid {worker.identity.pid} ({places})")
     identities = [worker.identity for worker in order]
     left = processes.stop(identities, signal.SIGTERM, settings.worker_seconds)
     if left and settings.kill:
@@ -86,7 +86,7 @@ def stop_workers(context: Context) -> dict[str, Any]:
     require(decisions.workers_ended(left, states, settings.worker_seconds))
     had = [entry for worker in plan.workers for entry in worker.listening]
     lent = _sockets_of(plan.owner)
-    require(decisions.ports_released(had, processes.listening(), lent))
+    require(decisions.sockets_released(had, processes.listening(), lent))
     require(decisions.nobody_attached(_leases(context)))
     context.tell(f"workers gone: {len(identities)}; the owner alone holds their sockets")
     return {"pids": [process.pid for process in identities]}
@@ -130,7 +130,7 @@ def stop_owner(context: Context) -> dict[str, Any]:
     state = processes.state(owner.identity)
     require(decisions.owner_ended(left, state, settings.owner_seconds))
     had = [entry for worker in plan.workers for entry in worker.listening]
-    require(decisions.ports_released(had, processes.listening(), ()))
+    require(decisions.sockets_released(had, processes.listening(), ()))
     now = _await_memory(context, owner, msgspec.convert(before, Machine))
     context.tell(f"gone, and its memory is back: {now}")
     return {"machine": msgspec.to_builtins(now)}
