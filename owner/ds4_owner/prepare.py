@@ -8,7 +8,7 @@ passes `ds4_common.contract.validate`, or it raises.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ds4_common.allocation import TensorPlace
 from ds4_common.contract import prepared_model_pb2 as pb
@@ -16,7 +16,7 @@ from ds4_common.contract.frontend import BLOB_NAME, frontend_from_bundle
 from ds4_common.contract.validate import BUNDLE_FORMAT, MODEL_VERSION, validate
 from ds4_common.gguf import Metadata
 from ds4_common.tokenizer.vocabulary import Vocabulary, read_vocabulary
-from ds4_owner.recipes import recipe_for
+from ds4_owner.recipes import chat_template_for, recipe_for
 from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.parameters import MAX_TEMPLATE, Parameters, refuse
 from ds4_owner.recipes.sampling import sampling_defaults
@@ -48,7 +48,7 @@ def prepare_model(
     serving.context_tokens = context_tokens
     serving.speculative_widths.append(1)
     serving.defaults.CopyFrom(sampling_defaults(metadata))
-    template = _chat_template(metadata)
+    template = _chat_template(metadata, vocabulary.texts)
     syntax = detect_syntax(template, vocabulary)
     serving.eos_ids.extend(_ends(syntax.ends(vocabulary)))
     serving.model.version = MODEL_VERSION
@@ -67,13 +67,16 @@ def prepare_frontend(metadata: Metadata, bundle: pb.Bundle) -> bytes:
         for name in ("bos_id", "eos_id")
     )
     return frontend_from_bundle(
-        bundle, chat_template=_chat_template(metadata), bos_token=bos, eos_token=eos
+        bundle, chat_template=_chat_template(metadata, texts), bos_token=bos, eos_token=eos
     )
 
 
-def _chat_template(metadata: Metadata) -> str | None:
+def _chat_template(metadata: Metadata, tokens: Sequence[bytes]) -> str | None:
+    """The file's own, else what its family has for files without one."""
     template = metadata.get_str("tokenizer.chat_template", None)
-    if template is not None and len(template) > MAX_TEMPLATE:
+    if template is None:
+        return chat_template_for(metadata.get_str("general.architecture"), tokens)
+    if len(template) > MAX_TEMPLATE:
         raise refuse(
             "tokenizer.chat_template", f"{len(template)} characters", f"at most {MAX_TEMPLATE}"
         )

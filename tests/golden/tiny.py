@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4_common.gguf import GgmlType, block_weights
-from helpers.tiny_gguf import random_tensor
+from helpers.tiny_gguf import Vocabulary, add_vocabulary, random_tensor
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]
@@ -34,6 +34,9 @@ FAMILIES = (
 )  # fmt: skip
 VOCABULARY = 64
 TEXTS = ("t", "1", *(f"t{i - 1}" for i in range(2, VOCABULARY)))  # "t" and "1" make "t1"
+WORDS = Vocabulary(
+    "gpt2", "gpt-2", list(TEXTS), [1] * VOCABULARY, merges=["t 1"], bos=0, eos=VOCABULARY - 1
+)
 N_TOKENS = 48
 ROWS = (0, 1, 23, 47)  # positions whose logits are kept
 EPSILON = 1e-5
@@ -104,12 +107,14 @@ def write_gguf(
     types: Sequence[GgmlType] | Mapping[str, GgmlType] = (),
     *,
     experts_apart: bool = False,
+    vocabulary: Vocabulary = WORDS,
+    chat_template: str | None = None,
 ) -> Path:
-    """The case as a GGUF file with a vocabulary of t1, t2, ... Tensors are float32; with `types`
-    the matrices of the layers get random blocks of those types in turn, each of the next type whose
-    blocks fill its rows; a float type among them fills any. Or `types` says which type matrices
-    have whose name holds a text. `experts_apart`: one tensor for each expert, those of one number
-    side by side, as old files have them."""
+    """The case as a GGUF file; its vocabulary is t1, t2, ... where none is given. Tensors are
+    float32; with `types` the matrices of the layers get random blocks of those types in turn, each
+    of the next type whose blocks fill its rows; a float type among them fills any. Or `types` says
+    which type matrices have whose name holds a text. `experts_apart`: one tensor for each expert,
+    those of one number side by side, as old files have them."""
     writer = gguf.GGUFWriter(path, case.architecture)
     add: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
@@ -117,13 +122,9 @@ def write_gguf(
     }  # fmt: skip
     for key, value in ({"context_length": case.context} | dict(case.metadata)).items():
         add[type(value)](f"{case.architecture}.{key}", value)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(list(TEXTS))
-    writer.add_token_types([1] * VOCABULARY)
-    writer.add_token_merges(["t 1"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(VOCABULARY - 1)
+    add_vocabulary(writer, vocabulary)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     type_of = _named(types) if isinstance(types, Mapping) else _dealt(types)
     rng = np.random.default_rng(7)
     apart: list[tuple[str, Any, gguf.GGMLQuantizationType | None]] = []

@@ -216,6 +216,7 @@ class Vocabulary:
     scores: list[float] = field(default_factory=list)
     bos: int = 0
     eos: int = 0
+    add_bos: bool = False
 
 
 def byte_alphabet() -> list[str]:
@@ -273,7 +274,8 @@ def _pad(tokens: list[str], types: list[int], n_tokens: int) -> None:
         types.append(5)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
+    """All that a file says of its tokens."""
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
@@ -284,7 +286,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
         writer.add_token_merges(vocabulary.merges)
     writer.add_bos_token_id(vocabulary.bos)
     writer.add_eos_token_id(vocabulary.eos)
-    writer.add_add_bos_token(vocabulary.model == "llama")
+    writer.add_add_bos_token(vocabulary.model == "llama" or vocabulary.add_bos)
     writer.add_add_space_prefix(vocabulary.model == "llama")
 
 
@@ -320,7 +322,7 @@ def write_llama(path: Path, spec: TinyLlama | None = None) -> Path:
     spec = spec or TinyLlama()
     writer = gguf.GGUFWriter(path, "llama")
     _add_llama_metadata(writer, spec)
-    _add_vocabulary(writer, spec.vocabulary)
+    add_vocabulary(writer, spec.vocabulary)
     if spec.chat_template is not None:
         writer.add_chat_template(spec.chat_template)
     for key, value in spec.metadata.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import struct
 from collections.abc import Iterator
@@ -53,9 +54,10 @@ def run(core: EngineCore, *items: Generation) -> list[list[Event]]:
     return [events[sequence] for sequence in sequences]
 
 
-def fake_core(banks: int = 3) -> EngineCore:
+def fake_core(banks: int = 3, speculate: Speculate = "off") -> EngineCore:
     config = ExecutorConfig(banks=banks, context_tokens=128)
-    return EngineCore(FakeExecutor(config, vocabulary=VOCABULARY), ByteDetokenizer)
+    executor = FakeExecutor(config, vocabulary=VOCABULARY)
+    return EngineCore(executor, ByteDetokenizer, speculate=speculate)
 
 
 def tokens_of(events: list[Event]) -> list[int]:
@@ -147,6 +149,14 @@ def test_reasoning_that_closes_by_itself_is_not_forced() -> None:
         state.push(token)
 
 
+def test_a_close_that_was_interrupted_is_forced_from_its_begin() -> None:
+    state = ReasoningState(ReasoningSpan(close=(7, 8), opened=True, budget=1))
+    for token, forced in ((5, -1), (6, 7), (7, 7), (6, 8), (7, 7), (8, 8), (1, -1)):
+        assert state.forced == forced
+        state.push(token)
+    assert not state.inside
+
+
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 5), st.booleans())
 def test_reasoning_never_exceeds_its_budget(out: list[int], budget: int, opened: bool) -> None:
     """Draws follow what is forced; between the delimiters there are at most `budget` tokens, and
@@ -186,6 +196,22 @@ def test_a_grammar_that_breaks_down_fails_its_sequence_alone() -> None:
     at_once = item([1], 50, grammar=Stride(broken=frozenset({0})))
     assert isinstance(run(core, at_once)[0][-1], Failed)
     assert core.scheduler.memory.held == 0
+
+
+@pytest.mark.parametrize("speculate", ["off", 4])
+def test_a_delimiter_that_is_due_waits_until_the_grammar_has_it(speculate: Speculate) -> None:
+    """In the middle of a character no grammar allows a delimiter; the budget must not break it."""
+    grammar = Stride(modulus=64, reach=9)
+    for seed in range(8):
+        span = ReasoningSpan(close=(40,), opened=True, budget=2)
+        wanted = item([1], 40, grammar=grammar, reasoning=span, seed=seed)
+        (events,) = run(fake_core(speculate=speculate), wanted)
+        assert isinstance(events[-1], Finished)
+        assert (events[-1].reason, events[-1].completion_tokens) == ("length", 40)
+        tokens = [0, *tokens_of(events)]
+        assert all(grammar.follows(a, b) for a, b in itertools.pairwise(tokens))
+        due = next(i for i, t in enumerate(tokens) if i >= 2 and grammar.follows(t, 40))
+        assert tokens[due + 1] == 40
 
 
 def test_steps_with_and_without_a_grammar_are_counted() -> None:

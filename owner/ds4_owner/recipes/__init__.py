@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import resources
+from types import ModuleType
 
 from ds4_common.errors import UnsupportedModel
 from ds4_owner.recipes import families
@@ -26,12 +28,26 @@ def architectures() -> list[str]:
 
 def recipe_for(architecture: str) -> Recipe:
     """The recipe of an architecture; UnsupportedModel lists the known ones."""
+    recipe: Recipe = _family(architecture).recipe
+    return recipe
+
+
+def chat_template_for(architecture: str, tokens: Sequence[bytes]) -> str | None:
+    """The chat template of a family whose files come without one: `CHAT_TEMPLATE` of its module, a
+    file of this package, where all of `CHAT_MARKS` are tokens of the vocabulary. None otherwise.
+    Raises UnsupportedModel as `recipe_for`."""
+    family = _family(architecture)
+    name: str = getattr(family, "CHAT_TEMPLATE", "")
+    if not name or not {mark.encode() for mark in family.CHAT_MARKS} <= set(tokens):
+        return None
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _family(architecture: str) -> ModuleType:
     known = architectures()
     if architecture not in known:
         raise UnsupportedModel(
             f"metadata general.architecture: got {architecture!r}, "
             f"expected one of: {', '.join(known)}"
         )
-    module = importlib.import_module(f"{families.__name__}.{architecture.replace('-', '_')}")
-    recipe: Recipe = module.recipe
-    return recipe
+    return importlib.import_module(f"{families.__name__}.{architecture.replace('-', '_')}")

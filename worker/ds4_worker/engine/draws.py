@@ -7,6 +7,7 @@ on prompt, parameters, seed and index alone: all state is a function of the toke
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from array import array
@@ -72,7 +73,7 @@ class Draws:
                 self._step.adjust.seen, self._step.adjust.n_seen = self._seen.records()
             if self._matcher is not None:
                 try:
-                    self._step.mask = self._matcher.mask()
+                    mask_by(self._step, self._matcher.mask())
                 except GrammarFailure as error:
                     self._step.mask, self.failure = 0, str(error)
         return self._step
@@ -110,7 +111,8 @@ class Draws:
             if reasoning is not None:
                 reasoning.push(token)
             self._prepare(sampling, reasoning)
-            sampling.mask = 0 if masks is None else masks[place]
+            if masks is not None:
+                mask_by(sampling, masks[place])
             samplings.append(sampling)
         return samplings
 
@@ -148,6 +150,16 @@ def _has_penalties(generation: Generation) -> bool:
         or generation.frequency_penalty != 0.0
         or generation.presence_penalty != 0.0
     )
+
+
+def mask_by(step: Sampling, mask: int) -> None:
+    """What the grammar allows is drawn from. A delimiter that must come waits where the grammar
+    does not have it yet: in the middle of a character."""
+    step.mask, token = mask, step.forced
+    if token >= 0:
+        word = ctypes.c_uint32.from_address(mask + token // 32 * 4).value
+        if not word >> token % 32 & 1:
+            step.forced = -1
 
 
 def biases(pairs: Iterable[tuple[int, float]], banned: Iterable[int]) -> array[int]:
@@ -242,8 +254,8 @@ class ReasoningState:
             self._closed, self.inside = self.inside, not self.inside
             self._recent = self._left = ()
             self._count = 0
-        elif self._left:
-            self._left = self._left[1:]
+        elif self._left:  # another token: the grammar made the delimiter wait
+            self._left = self._left[1:] if token == self._left[0] else self._span.close
         elif self.inside:
             self._count += 1
         self._check_budget()

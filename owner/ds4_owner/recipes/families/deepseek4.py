@@ -19,6 +19,13 @@ from ds4_owner.recipes.extents import read_experts
 from ds4_owner.recipes.parameters import Parameters, refuse
 from ds4_owner.recipes.streams import Streams, write_streams
 
+# These models are published with a program that writes prompts, and files of them lack a template.
+CHAT_TEMPLATE = "dsml.jinja"
+CHAT_MARKS = (
+    "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "\uff5cDSML\uff5c", "<think>", "</think>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
+
 _INDEXED = 4  # the ratio whose windows overlap and have an index
 _MOST_RATIO = 1024  # tokens of the longest page
 _LAYER_TENSORS = 22  # that a layer has at least
