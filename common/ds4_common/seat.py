@@ -33,7 +33,7 @@ class Slot(ctypes.Structure):
         ("connection", ctypes.c_uint64), ("received", ctypes.c_uint64), ("base", ctypes.c_uint64),
         ("queued", ctypes.c_uint64), ("begin", ctypes.c_uint64), ("progress", ctypes.c_uint64),
         ("begin_answered", ctypes.c_uint32), ("lives", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint64),
+        ("sent", ctypes.c_uint64),
     )  # fmt: skip
     connection: int
     received: int
@@ -43,6 +43,7 @@ class Slot(ctypes.Structure):
     progress: int
     begin_answered: int
     lives: int
+    sent: int
 
 
 class _Head(ctypes.Structure):
@@ -82,6 +83,7 @@ def native() -> ctypes.CDLL:
         ("ds4_lane_park", c.c_int, (c.c_int, c.c_int, c.c_uint32, c.c_uint64)),
         ("ds4_lane_peek", c.c_int, (c.c_int, c.c_void_p, c.c_void_p)),
         ("ds4_lane_drop", c.c_uint64, (c.c_int,)),
+        ("ds4_slot_send", c.c_int64, (c.c_void_p, c.c_int, c.c_char_p, c.c_uint64)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -35,17 +35,28 @@ T = TypeVar("T")
 
 @dataclass
 class FakeServer:
-    """A running server. `failures` collects what the engine and the handlers reported."""
+    """A running server, at `("127.0.0.1", port)` or a path. `failures` collects what the engine and
+    the handlers reported."""
 
-    port: int
+    address: tuple[str, int] | str
     executor: FakeExecutor
     app: App
     server: HttpServer
     loop: asyncio.AbstractEventLoop
     failures: list[BaseException] = field(default_factory=list)
 
+    @property
+    def port(self) -> int:
+        assert isinstance(self.address, tuple), f"a server at {self.address} has no port"
+        return self.address[1]
+
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_SECONDS)
+        client = socket.socket(
+            socket.AF_INET if isinstance(self.address, tuple) else socket.AF_UNIX
+        )
+        client.settimeout(DEADLINE_SECONDS)
+        client.connect(self.address)
+        return client
 
     def raw(self, data: bytes) -> bytes:
         """Everything the server sends for these bytes until it closes the connection."""
@@ -63,7 +74,8 @@ class FakeServer:
     def exchange(
         self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, dict[str, str], Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_SECONDS)
+        connection = http.client.HTTPConnection("localhost", timeout=DEADLINE_SECONDS)
+        connection.sock = self.connect()
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             connection.request(method, path, data, headers)
@@ -138,11 +150,11 @@ def fake_server(
     listener.setblocking(False)
     # Small, so that a reader who stalls is felt by the server and not hidden by the kernel.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-    port = listener.getsockname()[1]
+    address = listener.getsockname()
     thread = threading.Thread(target=loop.run_forever, name="loop", daemon=True)
     thread.start()
     engine.start()
-    fake = FakeServer(port, executor, app, server, loop, failures)
+    fake = FakeServer(address, executor, app, server, loop, failures)
     fake.call(server.start(listener, parking))
     try:
         yield fake

@@ -50,10 +50,35 @@ def test_a_worker_serves_a_private_unix_socket_and_the_next_one_takes_it_over(
         assert complete(client, stream=True).endswith(b"data: [DONE]\n\n")
         with serving(manifest, "--host", str(path)) as new:
             assert old.wait() == 0
+            kept = client.sock
+            assert b'"usage"' in complete(client)
+            assert client.sock is kept, "the client had to connect again"
             fresh = UnixConnection(path)
             assert b'"usage"' in complete(fresh)
             fresh.close()
             client.close()
+            assert new.stop(signal.SIGTERM) == 0
+
+
+def test_a_client_of_a_unix_socket_goes_on_after_its_worker_was_killed(
+    manifest: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "http.sock"
+    client = UnixConnection(path)
+    waiting = UnixConnection(path)
+    with serving(manifest, "--host", str(path)) as old:
+        assert b'"usage"' in complete(client)
+        kept = client.sock
+        os.kill(old.process.pid, signal.SIGSTOP)
+        client.request("POST", "/v1/completions", json.dumps(GREEDY))
+        waiting.request("POST", "/v1/completions", json.dumps(GREEDY))
+        old.stop(signal.SIGKILL)
+        with serving(manifest, "--host", str(path)) as new:
+            for connection in (client, waiting):
+                assert connection.getresponse().status == 200
+            assert client.sock is kept
+            client.close()
+            waiting.close()
             assert new.stop(signal.SIGTERM) == 0
 
 

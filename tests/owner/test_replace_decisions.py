@@ -64,7 +64,7 @@ HAD_PATH = Listening(100, path="/run/a b")
         (HAD, [HAD_PATH], {100}, ""),
         (HAD_PATH, [], set(), ""),
         (HAD_PATH, [HAD_PATH], {100}, ""),
-        (HAD_PATH, [HAD_PATH], set(), "worker lives. Find it with: ss -lxp src '/run/a b'"),
+        (HAD_PATH, [HAD_PATH], set(), "worker lives. Find it with: ss -lxp | grep -F '/run/a b'"),
         (HAD_PATH, [Listening(5, path="/run/a b")], {100}, "another program listens on unix:/run/"),
         (HAD_PATH, [Listening(5, path="/run/a b")], {5}, ""),  # somebody had removed the first
         (HAD_PATH, [HAD_PATH, Listening(5, path="/run/a b")], {5}, "worker lives"),

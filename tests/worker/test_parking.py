@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -9,13 +10,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from ds4_common.seat import Seat
+from ds4_common.seat import Seat, Slot
 from ds4_worker.http import journal
-from ds4_worker.http.journal import traffic
 from ds4_worker.http.parking import Parking
+from ds4_worker.http.traffic import UnixCounts
 from helpers.descriptors import open_fds
 from helpers.fake_server import FakeServer, fake_server, read_all
 from helpers.seats import Other, open_seat, other, seat_fds
@@ -32,6 +34,15 @@ def post(body: bytes, *headers: bytes) -> bytes:
 def generate(*headers: bytes, stream: bool = False, padding: int = 0, tokens: int = 4) -> bytes:
     body = {"prompt": "a", "max_tokens": tokens, "stream": stream, "ignore_eos": True}
     return post(json.dumps(body | {"padding": "x" * padding}).encode(), *headers)
+
+
+def slots(seat: Seat) -> Iterator[Slot]:
+    """Those in use."""
+    for lane in range(seat.layout.lanes):
+        for index in range(seat.layout.slots_per_lane):
+            slot = seat.slot(lane, index)
+            if slot.connection:
+                yield slot
 
 
 @dataclass
@@ -58,13 +69,34 @@ class Scene:
         finally:
             seat.close()
 
+    def kill(self, worker: Other) -> None:
+        """Kills a worker that is not in the middle of sending to a client."""
+        self.wait_until_unsure(False)
+        worker.kill()
+
+    def wait_until_unsure(self, unsure: bool) -> None:
+        """Until it is, or is not, unknown of a Unix client how much was sent to it."""
+        seat = open_seat(self.fds)
+        while any(slot.sent >> 63 for slot in slots(seat)) != unsure:
+            os.sched_yield()
+        seat.close()
+
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.listener.getsockname(), timeout=60)
+        client = socket.socket(self.listener.family)
+        client.settimeout(60)
+        client.connect(self.listener.getsockname())
+        return client
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    with seat_fds() as fds, socket.create_server(("127.0.0.1", 0)) as listener:
+@pytest.fixture(params=["tcp", "unix"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    if request.param == "tcp":
+        listener = socket.create_server(("127.0.0.1", 0))
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "http"))
+        listener.listen(64)
+    with seat_fds() as fds, listener:
         listener.setblocking(False)
         yield Scene(fds, listener)
 
@@ -88,7 +120,7 @@ def test_an_unanswered_request_is_answered_by_the_next_worker(scene: Scene) -> N
     with scene.connect() as client, scene.worker() as first:
         client.sendall(generate())
         assert first.line() == "stuck"
-        first.kill()
+        scene.kill(first)
         with scene.next_worker() as server:
             assert answered(client, b"usage")
             assert server.server.inherited == 1
@@ -101,7 +133,7 @@ def test_half_a_request_is_completed_at_the_next_worker(scene: Scene, sent: int)
         client.sendall(request[:sent])
         late.sendall(HEALTH)
         assert answered(late)
-        first.kill()
+        scene.kill(first)
         with scene.next_worker():
             client.sendall(request[sent:])
             assert answered(client, b"usage")
@@ -114,7 +146,7 @@ def test_a_request_longer_than_a_journals_first_part_survives(scene: Scene, padd
     with scene.connect() as client, scene.worker() as first:
         client.sendall(request)
         assert first.line() == "stuck"
-        first.kill()
+        scene.kill(first)
         with scene.next_worker():
             assert answered(client, b"usage")
             client.sendall(LAST_HEALTH)
@@ -130,7 +162,7 @@ def test_a_response_that_had_begun_is_cut_and_not_answered_twice(scene: Scene) -
         assert first.line() == "stuck"
         begun = client.recv(1 << 16)
         assert begun.startswith(b"HTTP/1.1 200")
-        first.kill()
+        scene.kill(first)
         with scene.next_worker() as server:
             assert b"HTTP/1.1" not in read_all(client)
             assert server.server.inherited == 0
@@ -142,7 +174,7 @@ def test_an_idle_connection_goes_on_at_the_next_worker(scene: Scene) -> None:
             with scene.worker() as worker:
                 client.sendall(HEALTH)
                 assert answered(client)
-                worker.kill()
+                scene.kill(worker)
         with scene.next_worker():
             client.sendall(generate())
             assert answered(client, b"usage")
@@ -156,7 +188,7 @@ def test_a_connection_that_was_idle_at_two_dead_workers_is_idle_at_the_third(sce
                 other_client.sendall(HEALTH)
                 assert answered(used)
                 assert answered(other_client)
-                worker.kill()
+                scene.kill(worker)
         with scene.next_worker() as server:
             assert server.request("GET", "/health")[0] == 200
             # `fresh` and `used`; the other client counts too as long as its end was not seen.
@@ -171,7 +203,7 @@ def test_only_what_is_unanswered_is_answered_again(scene: Scene) -> None:
         assert first.line() == "stuck"
         assert answered(client, b'"status":"ok"')
         assert answered(client, b'"status":"ok"')
-        first.kill()
+        scene.kill(first)
         with scene.next_worker():
             assert answered(client, b"usage")
             assert answered(client, b'"status":"ok"')
@@ -187,7 +219,7 @@ def test_a_client_that_waits_for_100_continue_is_not_forgotten(scene: Scene) -> 
         client.sendall(head + b"\r\n\r\n")
         go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
         assert client.recv(len(go_on), socket.MSG_WAITALL) == go_on
-        first.kill()
+        scene.kill(first)
         with scene.next_worker():
             assert client.recv(len(go_on), socket.MSG_WAITALL) == go_on
             client.sendall(body)
@@ -199,7 +231,7 @@ def test_a_refused_request_is_not_refused_twice(scene: Scene) -> None:
         client.sendall(HEALTH + b"NONSENSE\r\n\r\n")
         assert answered(client)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 400")
-        first.kill()
+        scene.kill(first)
         with scene.next_worker():
             assert b"HTTP/1.1" not in read_all(client)
 
@@ -209,7 +241,7 @@ def test_clients_that_left_meanwhile_are_dropped(scene: Scene) -> None:
         with scene.connect() as client:
             client.sendall(generate())
             assert first.line() == "stuck"
-            first.kill()
+            scene.kill(first)
         with scene.next_worker() as server:
             assert server.request("GET", "/health")[0] == 200
             assert server.server.inherited == 0
@@ -225,10 +257,10 @@ def test_a_request_over_which_too_many_workers_died_is_given_up(
             assert answered(idle)
             client.sendall(generate())
             assert first.line() == "stuck"
-            first.kill()
+            scene.kill(first)
         with scene.worker() as second:
             assert second.line() == "stuck"
-            second.kill()
+            scene.kill(second)
         with scene.next_worker():
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 503")
             idle.sendall(HEALTH)
@@ -292,6 +324,20 @@ def test_with_every_lane_taken_clients_are_served_without_copies(scene: Scene) -
         assert park.unparked == 1
 
 
+def test_where_the_kernel_cannot_count_unix_clients_are_served_without_copies(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(counts: UnixCounts) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(UnixCounts, "start", refuse)
+    with scene.next_worker() as server:
+        assert server.raw(LAST_HEALTH).startswith(b"HTTP/1.1 200")
+        park = server.server._parking
+        assert park is not None
+        assert park.unparked == (scene.listener.family == socket.AF_UNIX)
+
+
 def test_a_worker_leaves_no_descriptor_behind(scene: Scene) -> None:
     counts = []
     for _ in range(3):
@@ -304,23 +350,41 @@ def test_a_worker_leaves_no_descriptor_behind(scene: Scene) -> None:
     assert max(counts[1:]) <= counts[0]
 
 
-def test_the_kernel_counts_what_it_took_and_what_it_gave() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as client:
-            server, _ = listener.accept()
-            with server:
-                start = traffic(server.fileno())
-                assert (start.established, start.accepted, start.delivered) == (True, 0, 0)
-                client.sendall(b"12345")
-                assert server.recv(3) == b"123"
-                server.sendall(b"1234567")
-                now = traffic(server.fileno())
-                assert (now.accepted, now.delivered) == (7, 3)
-                assert client.recv(7, socket.MSG_WAITALL) == b"1234567"
-                client.close()
-                assert server.recv(10) == b"45"
-                assert server.recv(1) == b""
-                assert not traffic(server.fileno()).established
+def test_a_client_that_read_slowly_goes_on_once_it_has_read_all(scene: Scene) -> None:
+    unix = scene.listener.family == socket.AF_UNIX
+    count = 15  # more than the kernel's buffers hold
+    with scene.connect() as client, scene.worker() as first:
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * count)
+        if unix:
+            scene.wait_until_unsure(True)
+        for _ in range(count):
+            assert answered(client)
+        client.sendall(HEALTH)
+        assert answered(client)
+        scene.kill(first)
+        with scene.next_worker() as server:
+            client.sendall(HEALTH)
+            assert answered(client)
+            assert server.server.inherited == 1
+
+
+def test_a_unix_client_is_cut_when_nobody_knows_what_was_sent_to_it(scene: Scene) -> None:
+    unix = scene.listener.family == socket.AF_UNIX  # of TCP the kernel knows
+    with scene.connect() as client, scene.worker() as first:
+        client.sendall(HEALTH)
+        assert answered(client)
+        scene.kill(first)
+        seat = open_seat(scene.fds)
+        (slot,) = slots(seat)
+        slot.sent |= 1 << 63  # as if killed while it sent
+        seat.close()
+        with scene.next_worker() as server:
+            if unix:
+                assert read_all(client) == b""
+            else:
+                client.sendall(HEALTH)
+                assert answered(client)
+            assert server.server.inherited == (not unix)
 
 
 def test_seats_of_two_workers_are_the_same_memory(scene: Scene) -> None:

@@ -141,9 +141,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_signal, number)
         self._loop.add_reader(self._seat.bell, self._on_bell)
-        # What a client has read is counted by the kernel for TCP alone (`http/journal.py`).
-        park = self._config.park and self._listener.family != socket.AF_UNIX
-        parking = Parking(self._seat) if park else None
+        parking = Parking(self._seat) if self._config.park else None
         # After loading: a client in the backlog is answered by a worker that is ready.
         await self._server.start(self._listener, parking)
         if self._app.service is not None:

@@ -152,6 +152,17 @@ int ds4_lane_peek(int take, uint32_t *slot, uint64_t *connection) {
     return fd;
 }
 
+int64_t ds4_slot_send(ds4_slot *slot, int fd, const void *data, uint64_t n_bytes) {
+    const uint64_t before = slot->sent;
+    __atomic_store_n(&slot->sent, before | DS4_SLOT_UNSURE, __ATOMIC_SEQ_CST);
+    ssize_t sent;
+    do sent = send(fd, data, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    const int error = errno;
+    __atomic_store_n(&slot->sent, before + (sent > 0 ? (uint64_t)sent : 0), __ATOMIC_SEQ_CST);
+    return sent < 0 ? -error : sent;
+}
+
 uint64_t ds4_lane_drop(int take) {
     entry data = {0};
     int fd;

@@ -42,8 +42,11 @@ typedef struct {
     uint64_t progress;       /* 2 x responses since the journal began, + 1 while one is under way */
     uint32_t begin_answered; /* responses complete when the newest one began */
     uint32_t lives;          /* workers that died over what is in the journal */
-    uint64_t reserved;
+    uint64_t sent;           /* of a Unix connection: bytes that its kernel took, or DS4_SLOT_UNSURE */
 } ds4_slot;
+
+/* More was on its way when this was written: how much of it went nobody knows until the writer says. */
+#define DS4_SLOT_UNSURE (1ull << 63)
 
 typedef struct {
     uint64_t magic;
@@ -72,6 +75,9 @@ DS4_EXPORT int64_t ds4_lane_accept(int listener, int park, uint32_t slot, uint64
 DS4_EXPORT int ds4_lane_park(int park, int fd, uint32_t slot, uint64_t connection);
 /* The oldest entry, which stays: its descriptor (close-on-exec), -1 for a mark, or -errno - 1. */
 DS4_EXPORT int ds4_lane_peek(int take, uint32_t *slot, uint64_t *connection);
+/* Sends bytes on a Unix connection, where the kernel does not count them, and counts them in its slot,
+ * which is unsure meanwhile. How many went, or -errno. */
+DS4_EXPORT int64_t ds4_slot_send(ds4_slot *slot, int fd, const void *data, uint64_t n_bytes);
 /* Drops the oldest entry and its copy; its number, or 0 when there is none. */
 DS4_EXPORT uint64_t ds4_lane_drop(int take);
 

@@ -59,7 +59,7 @@ def sockets_released(
 def _finding(entry: Listening) -> str:
     """A command that shows who listens there."""
     if entry.path:
-        return f"ss -lxp src {shlex.quote(entry.path)}"
+        return f"ss -lxp | grep -F {shlex.quote(entry.path)}"
     return f"ss -ltnp 'sport = :{entry.port}'"
 
 

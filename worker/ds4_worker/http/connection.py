@@ -22,6 +22,8 @@ from ds4_worker.http.messages import Application, EventStream, Request, Response
 from ds4_worker.http.reader import RequestReader
 from ds4_worker.http.streaming import StreamSender
 
+_SETTLE_SECONDS = 0.05  # between two looks at bytes that a Unix client has yet to read
+
 
 class Host(Protocol):
     """What a connection needs of its server."""
@@ -76,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._request: Request | None = None  # that is being answered
         self._head_sent = False
         self._closed = False
+        self._unsettled = False  # the transport has bytes that are not counted
         self._deadline = Deadline(loop, self._expired)
         self.writable: asyncio.Future[None] | None = None  # while the client does not read
 
@@ -179,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._task is None and not self._ready and not self._skip:
             if self._ticket is not None:
                 self._ticket.interjects(len(CONTINUE))
-            self._transport.write(CONTINUE)
+            self._put(CONTINUE)
 
     def refused(self, error: RequestError, path: str) -> None:
         """Nothing more is read; requests before this point are still answered, in order."""
@@ -287,14 +290,40 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         if self._ticket is not None:
             self._ticket.queues(len(data))
-        self._transport.write(data)
+        self._put(data)
 
     def end_response(self, data: bytes) -> None:
         """Writes the last bytes. They are announced as the last before the client can have them."""
         if self._ticket is not None:
             self._ticket.ends(len(data))
         if data:
-            self._transport.write(data)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        """Sends bytes that are announced."""
+        counts = None if self._ticket is None else self._ticket.counts
+        if counts is not None and not self._transport.get_write_buffer_size():
+            data = data[counts.send(data) :]
+            if not data:
+                return
+        if counts is not None:
+            counts.leave()
+            if not self._unsettled:
+                self._unsettled = True
+                self._loop.call_later(_SETTLE_SECONDS, self._look_again)
+        self._transport.write(data)
+
+    def _look_again(self) -> None:
+        if not self._closed and not self._settle():
+            self._loop.call_later(_SETTLE_SECONDS, self._look_again)
+
+    def _settle(self) -> bool:
+        """Whether the transport has sent what could not be sent at once."""
+        if self._unsettled and not self._transport.get_write_buffer_size():
+            self._unsettled = False
+            if self._ticket is not None and self._ticket.counts is not None:
+                self._ticket.counts.settle()
+        return not self._unsettled
 
     def _finished(self, task: asyncio.Task[None], request: Request) -> None:
         self._task = None
@@ -334,6 +363,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def hand_over(self) -> bool:
         """Leaves the client to the next worker. False: it cannot go on there."""
+        self._settle()
         ticket = self._ticket
         if ticket is None or ticket.begun or self._refusal is not None:
             return False

@@ -3,7 +3,7 @@
 Its bytes are read straight into a journal in the seat's memory, and every response is announced
 there before its first byte goes. When the worker is killed, its successor judges the connection:
 requests whose response had not begun are answered, a response that had begun cannot be continued.
-What began is not guessed: the kernel counts the bytes that it took from us and gave to us.
+What began is not guessed: bytes are counted where they outlive a worker (`traffic.py`).
 
 Owns: one slot and its journal (native/seat.h). Fields change one at a time, in an order that leaves
 the successor something consistent whenever the process ends. Refuses to keep more than a request of
@@ -12,24 +12,16 @@ the greatest size: such a connection is not parked any more.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
-import os
 import socket
-import struct
 from typing import Protocol
 
 import msgspec
 
 from ds4_common.seat import Slot
+from ds4_worker.http.traffic import Traffic, UnixCounts
 
 MAX_LIVES = 16  # workers that may die over one request before it is answered by an error
-# struct tcp_info: tcpi_state is its first byte.
-_TCP_INFO_BYTES = 136
-_TCP_COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
-_TCP_COUNTS_OFFSET = 120
-_TCP_ESTABLISHED = 1
-_SIOCOUTQ, _SIOCINQ = 0x5411, 0x541B
 
 
 class Lane(Protocol):
@@ -42,39 +34,26 @@ class Lane(Protocol):
         """Drops the copy of a connection, and its slot."""
 
 
-class Traffic(msgspec.Struct, frozen=True):
-    """Bytes of one connection since it began, by the kernel's count."""
-
-    established: bool
-    accepted: int  # from its server, acknowledged or not
-    delivered: int  # to its server
-
-
-def traffic(fd: int) -> Traffic:
-    """Raises OSError for what is no TCP connection."""
-    with socket.socket(fileno=os.dup(fd)) as connection:
-        while True:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            sent = struct.unpack("i", fcntl.ioctl(fd, _SIOCOUTQ, bytes(4)))[0]
-            unread = struct.unpack("i", fcntl.ioctl(fd, _SIOCINQ, bytes(4)))[0]
-            again = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-            counts = info[_TCP_COUNTS_OFFSET:]
-            if counts == again[_TCP_COUNTS_OFFSET:_TCP_INFO_BYTES]:
-                acked, received = _TCP_COUNTS.unpack_from(counts)
-                return Traffic(info[0] == _TCP_ESTABLISHED, acked + sent, received - unread)
-
-
 class Ticket:
     """A parked connection. Its owner reports what happens, in this order: `buffer`, `received` for
     bytes that come; `begins`, `queues`, `ends` for the bytes of a response, before they go."""
 
-    __slots__ = ("_head", "_index", "_lane", "_slot", "_spill")
+    __slots__ = ("_head", "_index", "_lane", "_slot", "_spill", "counts")
 
-    def __init__(self, lane: Lane, index: int, slot: Slot, head: memoryview) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        index: int,
+        slot: Slot,
+        head: memoryview,
+        counts: UnixCounts | None = None,
+    ) -> None:
+        """`counts`: of a Unix connection, whose bytes are sent through it."""
         self._lane = lane
         self._index = index
         self._slot = slot
         self._head = head
+        self.counts = counts
         self._spill: mmap.mmap | None = None
 
     def buffer(self, fresh: bool) -> memoryview | None:
@@ -95,6 +74,8 @@ class Ticket:
 
     def received(self, n_bytes: int) -> None:
         self._slot.received += n_bytes
+        if self.counts is not None:
+            self.counts.received(n_bytes)
 
     def _restart(self) -> None:
         """An empty journal. Whenever this is cut short, what is left is consistent."""
@@ -152,6 +133,8 @@ class Ticket:
         missing = now.delivered - slot.received
         room = self.buffer(fresh=False)
         if not now.established or not 0 <= missing <= (0 if room is None else len(room)):
+            return None
+        if now.accepted is None:  # the worker died while it sent
             return None
         slot.received += missing  # read by a worker that had no time to say so
         answered, open_ = slot.progress >> 1, slot.progress & 1

@@ -23,7 +23,8 @@ import msgspec
 
 from ds4_common.errors import BackendError
 from ds4_common.seat import Seat, Slot, native
-from ds4_worker.http.journal import Inheritance, Ticket, shut, traffic
+from ds4_worker.http.journal import Inheritance, Ticket, shut
+from ds4_worker.http.traffic import UnixCounts, of_tcp
 
 _MARK_SLOT = 0xFFFFFFFF
 _NO_COPY = 1 << 32
@@ -50,12 +51,12 @@ class Lane:
         self.live: dict[int, tuple[int, int]] = {}  # connection: slot and borrowed descriptor
         self._free = list(range(seat.layout.slots_per_lane - 1, -1, -1))
 
-    def accept(self, listener: socket.socket) -> tuple[int, Ticket | None]:
-        """A descriptor, and a ticket if there was room. Raises OSError from accept."""
+    def accept(self, listener: socket.socket) -> tuple[socket.socket, Ticket | None]:
+        """A client, and a ticket if there was room. Raises OSError from accept."""
         index = self._free.pop() if self._free else -1
         if index < 0:
             result = self._native.ds4_lane_accept(listener.fileno(), -1, 0, 0)
-            return self._accepted(result)[0], None
+            return socket.socket(fileno=self._accepted(result)[0]), None
         number = self._seat.next_connection(self.number)
         slot = self._clear(index)
         slot.connection = number
@@ -65,12 +66,20 @@ class Lane:
         except OSError:
             self._release(index, slot)
             raise
+        connection = socket.socket(fileno=fd)
         if not parked:
             self._release(index, slot)
-            return fd, None
+            return connection, None
         self._queue.append(number)
         self.live[number] = index, fd
-        return fd, self._ticket(index)
+        ticket = self._ticket(index, connection)
+        try:
+            if ticket.counts is not None:
+                ticket.counts.start()
+        except OSError:  # a kernel that cannot count: its clients are not parked
+            ticket.free()
+            return connection, None
+        return connection, ticket
 
     def _accepted(self, result: int) -> tuple[int, bool]:
         if result < 0:
@@ -88,16 +97,17 @@ class Lane:
     def _clear(self, index: int) -> Slot:
         slot = self._seat.slot(self.number, index)
         slot.received = slot.base = slot.queued = slot.begin = slot.progress = 0
-        slot.begin_answered = slot.lives = 0
+        slot.begin_answered = slot.lives = slot.sent = 0
         return slot
 
     def _release(self, index: int, slot: Slot) -> None:
         slot.connection = 0
         self._free.append(index)
 
-    def _ticket(self, index: int) -> Ticket:
+    def _ticket(self, index: int, connection: socket.socket) -> Ticket:
         slot = self._seat.slot(self.number, index)
-        return Ticket(self, index, slot, self._seat.journal(self.number, index))
+        counts = UnixCounts(connection, slot) if connection.family == socket.AF_UNIX else None
+        return Ticket(self, index, slot, self._seat.journal(self.number, index), counts)
 
     def _trim(self) -> None:
         """Drops the copies of ended connections. Those behind a long-lived one wait until there are
@@ -178,11 +188,12 @@ class Lane:
             self._seat.slot(self.number, index).connection = 0
 
     def _judge(self, index: int, fd: int) -> Inherited | None:
-        ticket = self._ticket(index)
         connection = socket.socket(fileno=fd)
         connection.setblocking(False)
+        ticket = self._ticket(index, connection)
         try:
-            inheritance = ticket.judge(traffic(fd))
+            traffic = of_tcp(fd) if ticket.counts is None else ticket.counts.traffic()
+            inheritance = ticket.judge(traffic)
         except OSError:
             inheritance = None
         if inheritance is None:
@@ -206,8 +217,7 @@ class Parking:
         if not self._lanes:
             self._take_free_lane()
         if self._lanes:
-            fd, ticket = self._lanes[0].accept(listener)
-            connection = socket.socket(fileno=fd)
+            connection, ticket = self._lanes[0].accept(listener)
         else:
             (connection, _), ticket = listener.accept(), None
         self.unparked += ticket is None
