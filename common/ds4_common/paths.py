@@ -59,9 +59,10 @@ def make_owners_folder() -> str:
     return folder
 
 
-def private_manifest(model: str) -> str:
+def private_manifest(model: str, backend: str = "memfd") -> str:
     """The manifest of the private owner of a model file as it is now: a changed file gets another
-    one. Makes the owners' folder. Raises UsageError when there is no such file."""
+    one, and so does other memory. Makes the owners' folder. Raises UsageError when there is no
+    such file."""
     import hashlib
 
     try:
@@ -71,4 +72,5 @@ def private_manifest(model: str) -> str:
     path = os.path.realpath(model)
     identity = (path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
     key = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
-    return os.path.join(make_owners_folder(), key)
+    name = key if backend == "memfd" else f"{key}-{backend}"
+    return os.path.join(make_owners_folder(), name)

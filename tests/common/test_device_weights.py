@@ -173,7 +173,7 @@ assert np.array_equal(np.frombuffer(data, np.float16).reshape(64, 1024), expecte
 ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(where)
 gc.collect()
 assert not dlpack._held
-assert "ds4-sim" not in open("/proc/self/maps").read()  # and now nothing is
+assert "sim-device" not in open("/proc/self/maps").read()  # and now nothing is
 """,
     )
 
@@ -200,6 +200,6 @@ del kept, model
 gc.collect()
 while leases():
     pass
-assert "ds4-sim" not in open("/proc/self/maps").read()
+assert "sim-device" not in open("/proc/self/maps").read()
 """,
     )

@@ -3,9 +3,9 @@
 Takes one command per line on stdin, answers with one line of JSON on stdout. An error is
 {"error": class, "exit_code": N, "message": text}. Commands: `map` and `hash` (all ranges, read from
 the device; `hash` needs no owner), `write` (to the first mapped range, which must fail), `scribble`
-(through a mapping of one's own), `attach` (all tensors by name), `close`, `fork` (using the driver
-in a forked child), `swap` and `foreign` (maps with other descriptors), `lie FIELD VALUE` (with a
-record that says otherwise).
+(through a mapping of one's own), `leave` (the lease, not the mapping), `attach` (all tensors by
+name), `close`, `fork` (using the driver in a forked child), `swap` and `foreign` (maps with other
+descriptors), `lie FIELD VALUE` (with a record that says otherwise).
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ class Client:
         if self.connection is not None:
             self.connection.close()
         return "closed"
+
+    def leave(self) -> Any:
+        """Gives the lease up and keeps the mapping."""
+        assert self.connection is not None
+        self.connection.close()
+        return "left"
 
     def fork(self) -> Any:
         child = os.fork()

@@ -123,7 +123,7 @@ class Device:
 
     @property
     def _name(self) -> str:
-        return f"/memfd:ds4-sim.{self.settings['pool']} (deleted)"
+        return f"/memfd:sim-device.{self.settings['pool']} (deleted)"
 
     def used_bytes(self) -> int:
         """Of the device's memory, by whatever process is alive."""
@@ -145,6 +145,7 @@ class Device:
         for program in self.programs:
             if program.process.poll() is None:
                 program.stop(signal.SIGKILL)
+            program.wait()  # closes what it wrote to
         for client in self.clients:
             client.end(signal.SIGKILL)
 

@@ -13,23 +13,17 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ds4_common import client
-from ds4_common.errors import OwnerUnavailable
 from ds4_common.gguf import GgmlType
 from ds4_owner.replace import processes
-from helpers import stack
+from helpers import replacing, stack
+from helpers.replacing import QUICK, end, events, replace, served_by, tool
 from helpers.stack import DEADLINE_SECONDS, Program
 from helpers.tiny_gguf import RawTensor, TinyLlama, gguf_bytes, write_llama
-
-TESTS = Path(__file__).resolve().parents[1]
-QUICK = ("--clear-cache-cmd", "", "--ready-seconds", "60")
 
 
 @pytest.fixture(scope="module")
@@ -41,50 +35,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def end(pid: int) -> None:
-    identity = processes.identify(pid)
-    if identity is not None:
-        assert processes.stop([identity], signal.SIGKILL, DEADLINE_SECONDS) == []
-
-
 @pytest.fixture
 def run() -> Iterator[Path]:
-    """A folder with a short path. Ends the owners at its manifests and their workers."""
-    with tempfile.TemporaryDirectory(prefix="ds4-") as folder:
-        yield Path(folder)
-        for socket in Path(folder).rglob("*.ctl"):
-            try:
-                with client.connect(str(socket).removesuffix(".ctl"), "status") as owner:
-                    pids = [lease.pid for lease in owner.status().leases]
-                    pids.append(owner.owner_pid)
-            except OwnerUnavailable:
-                continue
-            for pid in pids:
-                end(pid)
-
-
-def tool(*arguments: str, run: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ds4_owner.cli", *arguments], text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=DEADLINE_SECONDS, cwd=run,
-        env=stack.process_environment(XDG_RUNTIME_DIR=str(run), **environment),
-    )  # fmt: skip
-
-
-def replace(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    quick = ("--manifest", str(run / "w"), *QUICK)
-    return tool("replace", *arguments[:1], *quick, *arguments[1:], run=run)
-
-
-def served_by(manifest: Path) -> tuple[int, str, list[int]]:
-    """(owner's pid, its model file, pids of its leases)."""
-    with client.connect(str(manifest), "status") as owner:
-        (model,) = owner.welcome.models
-        return owner.owner_pid, model.files[0].path, [x.pid for x in owner.status().leases]
-
-
-def events(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "w.replace.jsonl").read_text().splitlines()]
+    with replacing.folder() as made:
+        yield made
 
 
 def fake_worker(run: Path, script: str) -> Program:
@@ -353,16 +307,8 @@ def test_a_replacement_killed_in_any_step_is_finished_by_resume(
     """Killed the moment that the step's first line is in the journal."""
     port = stack.free_port()
     with stack.owner(models["a"], run) as owner, stack.worker(run / "w", port) as worker:
-        command = [
-            *(sys.executable, "-m", "helpers.killed_replacement", step),
-            *("replace", str(models["b"]), "--manifest", str(run / "w"), *QUICK),
-        ]
-        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        killed = subprocess.run(
-            command, env=stack.process_environment(PYTHONPATH=path, XDG_RUNTIME_DIR=str(run)),
-            capture_output=True, text=True, timeout=DEADLINE_SECONDS, cwd=run,
-        )  # fmt: skip
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        killed = replacing.killed_replace(run, step, models["b"])
+        assert killed.returncode == -signal.SIGKILL, killed.stdout
         resumed = replace(run, "--resume")
         assert resumed.returncode == 0, resumed.stdout
         assert owner.wait() == 0
@@ -372,6 +318,29 @@ def test_a_replacement_killed_in_any_step_is_finished_by_resume(
     assert len(leases) == 1, "a worker was started twice"
     status, health = stack.request(port, "GET", "/health")
     assert (status, health["pid"]) == (200, leases[0])
+
+
+@pytest.mark.parametrize("step", ["start-workers", "ask"])
+def test_a_next_owner_that_died_after_it_was_ready_is_started_again_without_its_workers(
+    models: dict[str, Path], run: Path, step: str
+) -> None:
+    """Its worker, where there was one already, still has the memory and the socket."""
+    port = stack.free_port()
+    with stack.owner(models["a"], run) as owner, stack.worker(run / "w", port) as worker:
+        killed = replacing.killed_replace(run, step, models["b"])
+        assert killed.returncode == -signal.SIGKILL, killed.stdout
+        assert (owner.wait(), worker.wait()) == (0, 0)
+    dead, _, orphans = served_by(run / "w")
+    end(dead)
+    resumed = replace(run, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert f"pid {dead}, is gone: it is started again" in resumed.stdout
+    pid, model, (new,) = served_by(run / "w")
+    assert (pid != dead, model) == (True, str(models["b"]))
+    assert new not in orphans
+    assert len(orphans) == (step == "ask")
+    status, health = stack.request(port, "GET", "/health")
+    assert (status, health["pid"]) == (200, new)
 
 
 def test_a_private_owner_is_replaced_under_the_name_of_its_new_model(

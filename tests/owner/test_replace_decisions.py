@@ -134,7 +134,22 @@ def test_returned_memory_counts_only_against_limits_that_the_owner_counts_agains
     assert (given_back.available, given_back.cgroup_left, given_back.tmpfs_left) == (100, 520, 530)
 
 
+def test_memory_of_a_device_is_missing_until_its_driver_says_it_is_free() -> None:
+    GB = 1 << 30
+    assert decisions.device_missing(100 * GB, before=2 * GB, now=2 * GB) == 100 * GB
+    assert decisions.device_missing(100 * GB, before=2 * GB, now=60 * GB) == 42 * GB
+    assert decisions.device_missing(100 * GB, before=2 * GB, now=95 * GB) == 0  # within the slack
+    assert decisions.device_missing(100 * GB, before=2 * GB, now=110 * GB) == 0
+    assert decisions.device_missing(64 << 20, before=GB, now=GB) == 0  # less than others move
+
+
 # The order of steps
+
+
+def test_a_run_whose_next_owner_died_when_it_was_ready_looks_at_memory_again() -> None:
+    done = set(NAMES) - {"ask"}
+    left = pending(done, owner_begun=True, owner_died=True)
+    assert [step.name for step in left] == NAMES[NAMES.index("recheck") :]
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.booleans())

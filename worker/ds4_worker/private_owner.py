@@ -29,8 +29,7 @@ def manifest_for(model: str, owner: str, backend: str = "memfd") -> str:
     """The manifest of the private owner of `model`: `owner` itself, unless that is "auto"."""
     if owner not in ("auto", "none"):
         return os.path.abspath(owner)
-    manifest = paths.private_manifest(model)
-    return manifest if backend == "memfd" else f"{manifest}-{backend}"
+    return paths.private_manifest(model, backend)
 
 
 def ensure_owner(model: str, owner: str, backend: str = "memfd") -> str:

@@ -74,6 +74,22 @@ def probe(ordinal: int = 0, *, uuid: str = "") -> Device:
     return device
 
 
+def find(uuid: str, name: str = "") -> Device:
+    """The device with weights, by its UUID; `name` only for the error. Raises as `probe`, and
+    WrongCudaDevice when none here is it."""
+    driver.init()
+    seen = []
+    for ordinal in range(int(driver.call("cuDeviceGetCount"))):
+        device = probe(ordinal)
+        if device.uuid == uuid:
+            return device
+        seen.append(f"{device.uuid} ({device.name})")
+    raise WrongCudaDevice(
+        f"the weights are on {uuid}{f' ({name})' if name else ''}, which is not among the devices"
+        f" here: {', '.join(seen) or 'none'}; see CUDA_VISIBLE_DEVICES and nvidia-smi -L"
+    )
+
+
 class Context:
     """The device's primary context, retained: what copies, mappings and kernels need.
 

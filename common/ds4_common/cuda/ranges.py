@@ -16,7 +16,7 @@ from ds4_common import fdpass
 from ds4_common.client import OwnerConnection
 from ds4_common.closing import Closing
 from ds4_common.cuda import driver
-from ds4_common.cuda.device import Context, Device, probe
+from ds4_common.cuda.device import Context, Device, find
 from ds4_common.cuda.memory import Allocation, Reservation, granularity, map_at, set_access
 from ds4_common.cuda.reading import DeviceReader
 from ds4_common.errors import (
@@ -63,18 +63,9 @@ class DeviceRanges(Closing):
 
 def find_device(record: DeviceRecord) -> Device:
     """The device that has the owner's memory. Raises WrongCudaDevice when none here is it."""
-    driver.init()
-    seen = []
-    for ordinal in range(int(driver.call("cuDeviceGetCount"))):
-        device = probe(ordinal)
-        if device.uuid == record.uuid:
-            _check_granularity(device, record)
-            return device
-        seen.append(f"{device.uuid} ({device.name})")
-    raise WrongCudaDevice(
-        f"the weights are on {record.uuid} ({record.name}), which is not among the devices here:"
-        f" {', '.join(seen) or 'none'}; see CUDA_VISIBLE_DEVICES and nvidia-smi -L"
-    )
+    device = find(record.uuid, record.name)
+    _check_granularity(device, record)
+    return device
 
 
 def _check_granularity(device: Device, record: DeviceRecord) -> None:

@@ -101,7 +101,7 @@ def memory_returned(expected: int, before: Machine, now: Machine) -> str:
     """Did the machine get the owner's memory back? `expected`: bytes it had allocated."""
     gained = now.available + now.swap_free - before.available - before.swap_free
     unshared = before.shared - now.shared  # exact for host memory, whatever others allocate
-    wanted = expected - max(SLACK_BYTES, int(expected * SLACK_SHARE))
+    wanted = expected - _slack(expected)
     if max(gained, unshared) >= wanted:
         return ""
     return (
@@ -109,6 +109,17 @@ def memory_returned(expected: int, before: Machine, now: Machine) -> str:
         " Memory can return late: wait and --resume, or look for who holds it"
         " (grep -l memfd:ds4- /proc/*/maps)"
     )
+
+
+def device_missing(expected: int, before: int, now: int) -> int:
+    """Bytes that a device of its own has not given back, of `expected`; 0 when it has, but for what
+    may be unaccounted for. `before`, `now`: free bytes by its driver."""
+    missing = expected - (now - before)
+    return missing if missing > _slack(expected) else 0
+
+
+def _slack(expected: int) -> int:
+    return max(SLACK_BYTES, int(expected * SLACK_SHARE))
 
 
 def calm(machine: Machine) -> str:

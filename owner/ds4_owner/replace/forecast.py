@@ -60,8 +60,13 @@ class Forecast(msgspec.Struct, frozen=True):
 def forecast(plan: Plan, environ: Mapping[str, str], *, returned: bool) -> Forecast:
     """Checks the next owner's budget. `returned`: count the old owner's memory as free.
 
-    Raises UsageError for its flags, LoaderError with the owner's words for its model."""
+    Raises UsageError for its flags, LoaderError with the owner's words for its model, CudaError's
+    kinds for a device that this process cannot ask, the old owner's included."""
     config = plan.config(environ)
+    if returned and plan.owner is not None and plan.owner.device_uuid:
+        from ds4_common.cuda.device import find
+
+        find(plan.owner.device_uuid)
     needs = _plan_needs(plan)
     if config.backend == "vmm":
         return _on_device(plan, config, needs, returned=returned)

@@ -80,6 +80,10 @@ class Journal:
         events = [event for event in self.events if event.run == self.run]
         return [] if any(event.kind == "end" for event in events) else events
 
+    def every(self, kind: Kind, step: str) -> list[Mapping[str, Any]]:
+        """Facts of this run's such events, in order."""
+        return [e.facts for e in self.events if (e.run, e.kind, e.step) == (self.run, kind, step)]
+
     def facts(self, kind: Kind, step: str = "") -> Mapping[str, Any] | None:
         """Of this run's last such event."""
         for event in reversed(self.events):

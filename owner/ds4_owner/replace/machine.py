@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,19 @@ def _pressure(root: str) -> float | None:
         return None
     found = re.search(r"^full avg10=([\d.]+)", text, re.MULTILINE)
     return float(found[1]) if found else None
+
+
+@contextmanager
+def device_memory(uuid: str) -> Iterator[Callable[[], int]]:
+    """Free bytes of a device, as its driver counts; of no device (""): 0. Has a context meanwhile,
+    because the driver answers nobody else. Raises CudaError's kinds."""
+    if not uuid:
+        yield lambda: 0
+        return
+    from ds4_common.cuda.device import Context, find
+
+    with Context(find(uuid)) as context:
+        yield lambda: context.memory_info()[0]
 
 
 def gpu_processes() -> tuple[dict[int, int], str]:

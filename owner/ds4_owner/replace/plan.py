@@ -101,9 +101,12 @@ class Plan(msgspec.Struct, frozen=True):
         settings. Raises UsageError."""
         model = self.model if model is None else os.path.abspath(model)
         manifest = self.manifest
-        if model != self.model:
-            manifest = _next_manifest(self.old_manifest, model)
-        flags = commands.next_owner(self.options, "/", given, os.getcwd(), self.manifest, manifest)
+        if model != self.model or any(word.startswith("--backend") for word in given):
+            flags, manifest = _next_flags(
+                self.options, "/", given, manifest, self.old_manifest, model
+            )
+        else:  # its owner may be there already
+            flags = commands.next_owner(self.options, "/", given, os.getcwd(), manifest, manifest)
         return msgspec.structs.replace(
             self, model=model, manifest=manifest, options=list(flags.options), settings=settings
         )
@@ -131,11 +134,9 @@ def survey(manifest: str, model: str, given: Sequence[str], settings: Settings) 
     notes: list[str] = []
     found = _ask(old_manifest, notes)
     owner = None if found is None else _owner(found)
-    manifest = _next_manifest(old_manifest, model)
     _, running = ([], []) if owner is None else _program(owner, notes)
-    flags = commands.next_owner(
-        running, "/" if owner is None else owner.folder, given, os.getcwd(), old_manifest, manifest
-    )
+    folder = "/" if owner is None else owner.folder
+    flags, manifest = _next_flags(running, folder, given, old_manifest, old_manifest, model)
     return Plan(
         model=model, old_manifest=old_manifest, manifest=manifest, owner=owner,
         workers=[] if found is None else [_worker(lease.pid, lease.role) for lease in found.leases],
@@ -221,11 +222,20 @@ def _worker(pid: int, role: str) -> Worker:
     )  # fmt: skip
 
 
-def _next_manifest(old: str, model: str) -> str:
-    """The same, unless it is a private owner's, which is named after its model."""
+def _next_flags(
+    running: Sequence[str], folder: str, given: Sequence[str], manifest: str, old: str, model: str
+) -> tuple[commands.NextOwner, str]:
+    """Flags of the next owner, and its manifest: the old owner's, unless that is a private one,
+    which is named after its model and where its memory is. `manifest`: what `running` names."""
+
+    def flags(new: str) -> commands.NextOwner:
+        return commands.next_owner(running, folder, given, os.getcwd(), manifest, new)
+
+    new = old
     if os.path.dirname(old) == os.path.abspath(paths.owners_folder()):
-        return paths.private_manifest(model)
-    return old
+        words = ["--base", model, "--manifest", old, *flags(old).options]
+        new = paths.private_manifest(model, cli.parse(words, os.environ).backend)
+    return flags(new), new
 
 
 def planned_starts(plan: Plan) -> list[tuple[Worker | None, commands.WorkerStart]]:

@@ -31,8 +31,8 @@ UNIX_LINE = re.compile(
     re.MULTILINE,
 )
 ACCEPTS = 1 << 16  # __SO_ACCEPTCON, linux/net.h
-WEIGHTS_PREFIX = "/memfd:ds4-"  # as the memfd backend names it
-SHARED_PREFIXES = ("/memfd:", "/dev/shm/")
+# Host memory as the backends name it. Device memory has no name that /proc would show.
+WEIGHTS_PREFIXES = ("/memfd:ds4-", "/dev/shm/ds4-")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -264,7 +264,7 @@ def shared_memory(pid: int) -> dict[Shared, int]:
     """Shared memory that its descriptors hold -> bytes allocated. Raises PermissionError."""
     held: dict[Shared, int] = {}
     for path, target in _links(pid):
-        if target.startswith(SHARED_PREFIXES):
+        if target.startswith(WEIGHTS_PREFIXES):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 info = os.stat(path)
                 held[Shared(info.st_dev, info.st_ino)] = info.st_blocks * 512
@@ -297,7 +297,7 @@ def _mapped(pid: int) -> set[Shared]:
         with open(f"/proc/{pid}/maps", errors="replace") as file:
             for line in file:
                 words = line.split(maxsplit=5)
-                if len(words) == 6 and words[5].startswith(SHARED_PREFIXES):
+                if len(words) == 6 and words[5].startswith(WEIGHTS_PREFIXES):
                     major, _, minor = words[3].partition(":")
                     device = os.makedev(int(major, 16), int(minor, 16))
                     found.add(Shared(device, int(words[4])))
@@ -310,10 +310,7 @@ def uses_weights(pid: int) -> bool:
     """Whether it has memory of some weight owner open or mapped; for showing only, for it goes by
     the memory's name. False where that may not be seen."""
     try:
-        if any(target.startswith(WEIGHTS_PREFIX) for _, target in _links(pid)):
-            return True
-        with open(f"/proc/{pid}/maps", errors="replace") as file:
-            return any(WEIGHTS_PREFIX in line for line in file)
+        return bool(shared_memory(pid) or _mapped(pid))
     except OSError:
         return False
 

@@ -41,10 +41,13 @@ STEPS = (
 )  # fmt: skip
 
 
-def pending(done: Collection[str], *, owner_begun: bool) -> list[Step]:
+def pending(done: Collection[str], *, owner_begun: bool, owner_died: bool = False) -> list[Step]:
     """The steps still to run, in order. `owner_begun`: the next owner was started, and may be
-    there: free memory says nothing about whether it fits any more."""
+    there: free memory says nothing about whether it fits any more. `owner_died`: it was ready, and
+    is gone."""
     names = [step.name for step in STEPS]
+    if owner_died:
+        return list(STEPS[names.index("recheck") :])
     first = next((step for step in STEPS if step.name not in done), None)
     if first is None:
         return []
@@ -56,7 +59,10 @@ def execute(plan: Plan, journal: Journal, done: Collection[str], say: Callable[[
     """Runs what is left. Returns 0; raises the Ds4Error of the step that refused to go on."""
     owner_begun = journal.facts("saw", "start-owner") is not None
     context = Context(plan, journal, say)
-    left = pending(done, owner_begun=owner_begun)
+    owner_died = starts.owner_died(context)
+    if owner_died:
+        starts.stop_orphans(context)
+    left = pending(done, owner_begun=owner_begun, owner_died=owner_died)
     for number, step in enumerate(STEPS, 1):
         heading = f"[{number}/{len(STEPS)}] {step.title}"
         if step not in left:

@@ -8,6 +8,7 @@ it. Refuses to take over an owner that it did not start.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,11 @@ from ds4_common import manifest
 from ds4_common.client import OwnerConnection, connect
 from ds4_common.errors import Ds4Error, ManifestError, OwnerUnavailable
 from ds4_owner.progress import size
-from ds4_owner.replace import client, commands, processes
+from ds4_owner.replace import client, commands, decisions, processes
 from ds4_owner.replace.forecast import OWNER_COMMAND, forecast
 from ds4_owner.replace.plan import Plan, Worker, planned_starts
 from ds4_owner.replace.processes import Identity
-from ds4_owner.replace.stops import POLL_SECONDS, Context, Refused
+from ds4_owner.replace.stops import POLL_SECONDS, Context, Refused, require
 
 APPEAR_SECONDS = 3.0  # until an owner that a killed run had just started has bound its socket
 TAIL_BYTES = 1500
@@ -196,7 +197,32 @@ def _tail(log: str, offset: int) -> str:
         return f"its log cannot be read: {error.strerror}"
 
 
+def owner_died(context: Context) -> bool:
+    """Whether the next owner was ready, and is gone now. Free memory has to be looked at again."""
+    done = context.journal.facts("done", "start-owner")
+    if done is None or processes.state(msgspec.convert(done["process"], Identity)) != "gone":
+        return False
+    context.say(f"the next owner, pid {done['process']['pid']}, is gone: it is started again")
+    return True
+
+
 # The workers
+
+
+def stop_orphans(context: Context) -> None:
+    """Ends workers that this replacement started for an owner that is gone: they still have its
+    memory and its sockets. Raises Refused when one does not end."""
+    started = [
+        msgspec.convert(facts["process"], Identity)
+        for facts in context.journal.every("saw", "start-workers")
+        if "process" in facts
+    ]
+    settings = context.plan.settings
+    left = processes.stop(started, signal.SIGTERM, settings.worker_seconds)
+    if left and settings.kill:
+        left = processes.stop(left, signal.SIGKILL, settings.worker_seconds)
+    states = {process.pid: processes.state(process) for process in left}
+    require(decisions.workers_ended(left, states, settings.worker_seconds))
 
 
 def start_workers(context: Context) -> dict[str, Any]:
@@ -215,6 +241,9 @@ def start_workers(context: Context) -> dict[str, Any]:
             context.journal.write("saw", "start-workers", command=command, log=log)
             context.tell(f"starting {' '.join(command)}")
             process = _spawn(command, _environment(old, start), _folder(old), log)
+            context.journal.write(
+                "saw", "start-workers", process=msgspec.to_builtins(process), log=log
+            )
             context.tell(f"worker pid {process.pid}, log {log}")
         else:
             context.tell(f"going on with worker pid {process.pid}, started before")

@@ -117,14 +117,21 @@ def _leases(context: Context) -> Sequence[LeaseRecord]:
 
 
 def stop_owner(context: Context) -> dict[str, Any]:
-    plan, owner, settings = context.plan, context.plan.owner, context.plan.settings
+    owner = context.plan.owner
     if owner is None:
         context.tell("there was no owner")
         return {}
+    with machine.device_memory(owner.device_uuid) as device:
+        return _stop_owner(context, owner, device)
+
+
+def _stop_owner(context: Context, owner: Owner, device: Callable[[], int]) -> dict[str, Any]:
+    plan, settings = context.plan, context.plan.settings
     before = context.journal.facts("saw", "stop-owner")
     if before is None:  # the first attempt: later ones may find it gone, and the memory back
-        context.journal.write("saw", "stop-owner", **msgspec.to_builtins(machine.read_machine()))
-        before = context.journal.facts("saw", "stop-owner")
+        seen = msgspec.to_builtins(machine.read_machine()) | {"device_free": device()}
+        context.journal.write("saw", "stop-owner", **seen)
+        before = seen
     context.tell(f"SIGTERM to owner pid {owner.identity.pid}, {size(owner.allocated_bytes)} shared")
     left = processes.stop([owner.identity], signal.SIGTERM, settings.owner_seconds)
     state = processes.state(owner.identity)
@@ -133,6 +140,8 @@ def stop_owner(context: Context) -> dict[str, Any]:
     require(decisions.sockets_released(had, processes.listening(), ()))
     now = _await_memory(context, owner, msgspec.convert(before, Machine))
     context.tell(f"gone, and its memory is back: {now}")
+    if owner.device_bytes and not owner.integrated:
+        _await_device(context, owner, int(before.get("device_free", 0)), device)
     return {"machine": msgspec.to_builtins(now)}
 
 
@@ -158,6 +167,25 @@ def _await_memory(context: Context, owner: Owner, before: Machine) -> Machine:
     if hidden:
         context.tell(f"processes that could not be looked into: {hidden}")
     return now
+
+
+def _await_device(context: Context, owner: Owner, before: int, device: Callable[[], int]) -> None:
+    """Waits for memory of a device of its own. Nobody can say who holds what is missing, or whether
+    another program took it meanwhile, so the deadline is no refusal: the budget has the last word,
+    on what the driver says is free then."""
+    give_up = time.monotonic() + context.plan.settings.memory_seconds
+    while (missing := decisions.device_missing(owner.device_bytes, before, device())) and (
+        time.monotonic() < give_up
+    ):
+        time.sleep(POLL_SECONDS)
+    if missing:
+        context.tell(
+            f"of the {size(owner.device_bytes)} on its device, {size(missing)} did not come back"
+            f" within {context.plan.settings.memory_seconds:g} s: a process still maps them, or"
+            " another program took them (nvidia-smi lists who is there)"
+        )
+    else:
+        context.tell(f"its {size(owner.device_bytes)} on {owner.device_uuid} are free again")
 
 
 def clear_cache(context: Context) -> dict[str, Any]:

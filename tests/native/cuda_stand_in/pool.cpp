@@ -19,7 +19,8 @@
 
 namespace {
 
-std::string memory_name() { return "ds4-sim." + sim::profile().pool; }
+/* No name of ours: nobody may take a device's memory for host memory. */
+std::string memory_name() { return "sim-device." + sim::profile().pool; }
 
 std::string link_target(const std::string &path) {
     char target[PATH_MAX];
