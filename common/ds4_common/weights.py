@@ -126,9 +126,9 @@ class Tensor:
             raise ValueError(f"{self.name}: rows [{first}, {end}) of {rows}")
         if self.ggml_type in ELEMENTS:
             return self.array().reshape(rows, cols)[first:end].astype(np.float32)
-        cpu_layout = self.layout in (Layout.RAW, Layout.X8)
-        data, layout = (self._memory, self.layout) if cpu_layout else (self.raw(), Layout.RAW)
-        values = quants.dequantize_rows(self.ggml_type, layout, data, rows, cols, first, end)
+        values = quants.dequantize_rows(
+            self.ggml_type, self.layout, self._memory, rows, cols, first, end
+        )
         return np.frombuffer(values, np.float32).reshape(end - first, cols)
 
     def array(self) -> npt.NDArray[Any]:

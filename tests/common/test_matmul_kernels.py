@@ -17,6 +17,7 @@ from ds4_common.errors import UsageError
 from ds4_common.quants import QuantType, block_weights, cpu_layout, dequantize_rows
 from ds4_common.quants.native import Isa, library
 from helpers.quant_blocks import (
+    ALIGNED_TYPES,
     BLOCK32_TYPES,
     F32,
     FLOAT_TYPES,
@@ -25,6 +26,7 @@ from helpers.quant_blocks import (
     U8,
     X8_TYPES,
     Kernel,
+    aligned,
     bits,
     packed,
     plausible_blocks,
@@ -41,6 +43,8 @@ def kernels(quant: QuantType, raw: U8, cols: int) -> list[Kernel]:
     rows, forms = len(raw), [(Layout.RAW, raw.reshape(-1))]
     if quant in X8_TYPES and rows % 8 == 0:
         forms.append((Layout.X8, packed(quant, raw, cols)))
+    if quant in ALIGNED_TYPES and (quant != QuantType.Q2_K or rows % 2 == 0):
+        forms.append(aligned(quant, raw, cols))
     return [Kernel(quant, layout, isa, data, rows, cols) for layout, data in forms for isa in ISAS]
 
 
@@ -52,7 +56,7 @@ def activations(rng: np.random.Generator, n: int, cols: int) -> F32:
 
 
 def assert_all_agree(quant: QuantType, raw: U8, cols: int, x: F32) -> None:
-    """Scalar, vector, raw, X8, every batch width and every row split: one set of bits."""
+    """Scalar, vector, raw, X8, aligned, every batch width and every row split: one set of bits."""
     rows = len(raw)
     reference = bits(kernels(quant, raw, cols)[0].run(x))
     for kernel in kernels(quant, raw, cols):
@@ -103,6 +107,27 @@ def test_more_weights_and_columns_than_any_tile_give_the_same_bits(quant: QuantT
     reference = bits(kernels(quant, raw, cols)[0].run(x))
     for kernel in kernels(quant, raw, cols)[1:]:
         np.testing.assert_array_equal(bits(kernel.run(x)), reference, err_msg=f"{kernel.layout}")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 33])
+@pytest.mark.parametrize("quant", ALIGNED_TYPES)
+def test_rows_of_one_expert_of_an_aligned_tensor_give_the_bits_of_its_raw_matrix(
+    quant: QuantType, n: int
+) -> None:
+    rng = np.random.default_rng(n)
+    rows, cols, experts = 18, 1280, 3  # an odd number of blocks, sections that need padding
+    raw, x = plausible_blocks(rng, quant, rows * experts, cols), activations(rng, n, cols)
+    layout, data = aligned(quant, raw, cols, experts)
+    for expert in range(experts):
+        own = raw[expert * rows : (expert + 1) * rows]
+        reference = bits(Kernel(quant, Layout.RAW, Isa.SCALAR, own.reshape(-1), rows, cols).run(x))
+        for isa in ISAS:
+            for first, end in ((0, rows), (4, 14)):  # all of it, and a thread's share
+                at = expert * rows + first
+                part = Kernel(quant, layout, isa, data, end - first, cols, at, len(raw))
+                np.testing.assert_array_equal(
+                    bits(part.run(x)), reference[:, first:end], err_msg=f"{isa.name} {expert}"
+                )
 
 
 def restore_scales(quant: QuantType, raw: U8, scales: U8) -> U8:
@@ -279,7 +304,21 @@ def test_an_unknown_isa_in_the_environment_is_a_usage_error(
 
 @pytest.mark.parametrize(
     ("ggml_type", "layout", "isa"),
-    [(4, 0, 0), (999, 0, 1), (14, 1, 1), (0, 1, 0), (3, 2, 1), (3, 4, 0), (3, 0, 7), (3, 0, -1)],
+    [
+        (4, 0, 0),
+        (999, 0, 1),
+        (14, 1, 1),
+        (0, 1, 0),
+        (3, 2, 1),
+        (3, 4, 0),
+        (3, 0, 7),
+        (3, 0, -1),
+        (16, 8, 0),
+        (17, 4, 1),
+        (10, 4, 0),
+        (8, 5, 0),
+        (8, 7, 0),
+    ],
 )
 def test_unknown_combinations_have_no_kernel(ggml_type: int, layout: int, isa: int) -> None:
     assert not library().ds4_matmul_kernel(ggml_type, layout, isa)

@@ -21,11 +21,13 @@ from ds4_common.quants import (
     unpack,
 )
 from helpers.quant_blocks import (
+    ALIGNED_TYPES,
     BLOCK32_TYPES,
     FLOAT_TYPES,
     SUPER_TYPES,
     U8,
     X8_TYPES,
+    aligned,
     bits,
     expected_floats,
     packed,
@@ -112,9 +114,10 @@ def test_dequantized_rows_equal_the_gguf_package_bit_for_bit(
         expected = expected_floats(quant, raw)
     got = dequantize_rows(quant, Layout.RAW, raw.reshape(-1).data, rows, cols)
     np.testing.assert_array_equal(bits(np.frombuffer(got, np.float32)), bits(expected.reshape(-1)))
-    if quant in X8_TYPES:
-        data = packed(quant, raw, cols)
-        part = dequantize_rows(quant, Layout.X8, data.data, rows, cols, 5, 19)
+    forms = [(Layout.X8, packed(quant, raw, cols))] if quant in X8_TYPES else []
+    forms += [aligned(quant, raw, cols)] if quant in ALIGNED_TYPES else []
+    for layout, data in forms:
+        part = dequantize_rows(quant, layout, data.data, rows, cols, 5, 19)
         np.testing.assert_array_equal(
             bits(np.frombuffer(part, np.float32)), bits(expected[5:19].reshape(-1))
         )

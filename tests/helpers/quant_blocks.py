@@ -13,9 +13,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ds4_common.allocation import Layout
+from ds4_common.allocation import Artifact, ArtifactKind, Layout
 from ds4_common.quants import QuantType, block_bytes, pack, tensor_bytes
 from ds4_common.quants.native import Isa, MatmulFn, Weight, library
+from ds4_owner.artifacts import build_artifact
+from ds4_owner.plan import REPLACES_RAW
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -42,6 +44,11 @@ SUPER_TYPES = (
     QuantType.TQ2_0,
 )
 X8_TYPES = (*LEGACY_TYPES, *SUPER_TYPES[:4])  # Q2_K .. Q5_K of the K types
+ALIGNED_TYPES = {
+    QuantType.IQ2_XXS: ArtifactKind.IQ2_XXS_ALIGNED,
+    QuantType.IQ2_XS: ArtifactKind.IQ2_XS_ALIGNED,
+    QuantType.Q2_K: ArtifactKind.Q2_K_ALIGNED,
+}
 # Where the half-precision scales lie in a block.
 HALVES = {
     QuantType.Q4_0: (0,),
@@ -118,9 +125,23 @@ def packed(quant: QuantType, raw: U8, cols: int) -> U8:
     return out
 
 
+def aligned(quant: QuantType, raw: U8, cols: int, experts: int = 1) -> tuple[Layout, U8]:
+    """The published artifact of a raw tensor, whose rows are those of its experts."""
+    kind, source = ALIGNED_TYPES[quant], raw.reshape(-1).data.cast("B")
+
+    def read(offset: int, view: memoryview) -> None:
+        view[:] = source[offset : offset + len(view)]
+
+    layout = REPLACES_RAW[kind]
+    out = np.empty(library().ds4_layout_bytes(quant, layout, len(raw), cols), np.uint8)
+    record = Artifact(kind, cols, len(raw) // experts, experts, "experts")
+    build_artifact(record, 0, read, out.data)
+    return layout, out
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel bound to one tensor."""
+    """One kernel bound to one tensor, or to `rows` rows from `first` on of one of `all` rows."""
 
     quant: QuantType
     layout: Layout
@@ -128,6 +149,8 @@ class Kernel:
     data: U8
     rows: int
     cols: int
+    first: int = 0
+    all: int = 0
 
     def quantize(self, x: F32) -> U8:
         """Activation columns [n, bytes] of x [n, cols]."""
@@ -149,7 +172,10 @@ class Kernel:
         address = library().ds4_matmul_kernel(self.quant, self.layout, self.isa)
         assert address, f"no kernel for {self.quant!r} {self.layout!r} {self.isa!r}"
         acts = self.quantize(x)
-        weight = Weight(self.data.ctypes.data, self.quant, self.layout, self.rows, self.cols)
+        weight = Weight(
+            self.data.ctypes.data, self.quant, self.layout, self.rows, self.cols, self.first,
+            self.all,
+        )  # fmt: skip
         ldy = self.rows + 3
         y = np.full((len(x), ldy), np.float32(-77.0))
         edges = [0, *splits, self.rows]

@@ -66,11 +66,23 @@ def test_a_file_with_experts_one_by_one_is_served_as_one_with_all_in_a_tensor(
 def test_a_family_is_served_as_its_file_is_computed(name: str, folder: Path) -> None:
     case, types = MODELS[name]
     path = tiny.write_gguf(case, folder / "model.gguf", types)
-    serve_and_compare(case, path, path, folder)
+    assert "aligned repack" not in serve_and_compare(case, path, path, folder)
 
 
-def serve_and_compare(case: tiny.Case, path: Path, served: Path, folder: Path) -> None:
-    """Serves `served`, which must answer what `path` gives in an executor of this process."""
+@pytest.mark.parametrize("name", ["two-bit experts", "compressed rows"])
+def test_experts_in_aligned_artifacts_are_served_as_their_file_is_computed(
+    name: str, folder: Path
+) -> None:
+    case, types = MODELS[name]
+    path = tiny.write_gguf(case, folder / "model.gguf", types)
+    said = serve_and_compare(case, path, path, folder, "--cpu-layout", "raw")
+    assert "iq2_xxs aligned repack" in said
+    assert "q2k aligned repack" in said
+
+
+def serve_and_compare(case: tiny.Case, path: Path, served: Path, folder: Path, *flags: str) -> str:
+    """Serves `served`, which must answer what `path` gives in an executor of this process. Returns
+    what the owner said."""
     prompt = PROMPT * (case.context // 16)  # several pages where the context has them
     executor = cpu_executor(
         prepare_file(path), ExecutorConfig(threads=1, banks=1, context_tokens=case.context)
@@ -79,7 +91,7 @@ def serve_and_compare(case: tiny.Case, path: Path, served: Path, folder: Path) -
     executor.close()
     port = stack.free_port()
     body = {"prompt": prompt, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
-    with stack.owner(served, folder) as owner, stack.worker(folder / "w", port):
+    with stack.owner(served, folder, *flags) as owner, stack.worker(folder / "w", port):
         status, answer = stack.request(port, "POST", "/v1/completions", body)
     assert status == 200, answer
     ids = [result.token for result in drawn]
@@ -87,4 +99,4 @@ def serve_and_compare(case: tiny.Case, path: Path, served: Path, folder: Path) -
         ids = ids[: ids.index(END)]
     assert len(ids) > 10
     assert answer["choices"][0]["text"].startswith("".join(tiny.TEXTS[token] for token in ids))
-    assert "aligned repack" not in owner.text
+    return owner.text

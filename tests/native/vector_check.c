@@ -12,6 +12,7 @@
 #include "kv.h"
 #include "matmul.h"
 #include "op_vector.h"
+#include "repack.h"
 
 enum { MAX_COLS = 1024, MAX_ROWS = 24, MAX_COLUMNS = 11, ROUNDS = 3 };
 
@@ -104,7 +105,7 @@ static int check_type(uint32_t type, int isa) {
             fill_floats(x, cols);
             ds4_act_quantize(format, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
         }
-        ds4_weight w = {raw, type, DS4_LAYOUT_RAW, rows, cols};
+        ds4_weight w = {raw, type, DS4_LAYOUT_RAW, rows, cols, 0, 0};
         check_rectangles(&w, isa, acts, stride);
         if (!ds4_pack_possible(type, rows, cols)) continue;
         ds4_pack_rows(type, raw, packed, 0, rows, cols);
@@ -118,6 +119,42 @@ static void check_matrices(int isa) {
     int types = 0;
     for (uint32_t type = 0; type < 64; type++) types += check_type(type, isa);
     printf("matrices: %d types equal\n", types);
+}
+
+/* A few rows in the middle of a tensor of many, as one expert's are. */
+static void check_aligned(uint32_t type, int kind, int isa) {
+    enum { TENSOR_ROWS = 3 * MAX_ROWS };
+    static uint8_t raw[TENSOR_ROWS * MAX_COLS], artifact[TENSOR_ROWS * MAX_COLS];
+    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
+    static float x[MAX_COLS];
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t cols = 256 * (1 + round), pair = kind == DS4_Q2_K_ALIGNED ? 2 : 1;
+        size_t stride = ds4_act_bytes(DS4_ACT_Q8_256, cols);
+        ds4_repack_shape shape = {cols, MAX_ROWS, 3, TENSOR_ROWS / pair, pair,
+                                  ds4_layout_bytes(type, (uint32_t)kind, TENSOR_ROWS, cols)};
+        for (size_t i = 0; i < sizeof raw; i++) raw[i] = (uint8_t)random_bits();
+        for (int64_t c = 0; c < MAX_COLUMNS; c++) {
+            fill_floats(x, cols);
+            ds4_act_quantize(DS4_ACT_Q8_256, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
+        }
+        expect(!ds4_repack(kind, &shape, raw, 0, shape.units, artifact), "repack", type, round);
+        ds4_weight whole = {artifact, type, (uint32_t)kind, TENSOR_ROWS, cols, 0, 0};
+        ds4_weight part = ds4_weight_rows(&whole, MAX_ROWS - 2, 20);
+        check_rectangles(&part, isa, acts, stride);
+        ds4_weight plain = {raw, type, DS4_LAYOUT_RAW, TENSOR_ROWS, cols, 0, 0};
+        plain = ds4_weight_rows(&plain, MAX_ROWS - 2, 20);
+        static float as_raw[MAX_ROWS], as_artifact[MAX_ROWS];
+        ds4_matmul_kernel(type, DS4_LAYOUT_RAW, isa)(&plain, 0, 20, acts, stride, 1, as_raw, 20);
+        ds4_matmul_kernel(type, (uint32_t)kind, isa)(&part, 0, 20, acts, stride, 1, as_artifact, 20);
+        expect(same(as_raw, as_artifact, 20), "aligned rows", type, round);
+    }
+}
+
+static void check_all_aligned(int isa) {
+    check_aligned(16, DS4_IQ2_XXS_ALIGNED, isa);
+    check_aligned(17, DS4_IQ2_XS_ALIGNED, isa);
+    check_aligned(10, DS4_Q2_K_ALIGNED, isa);
+    printf("aligned layouts: 3 types equal\n");
 }
 
 /* ---- vector operations ----------------------------------------------------------------------- */
@@ -244,6 +281,7 @@ int main(void) {
     if (isa == DS4_ISA_SCALAR) return 2;
     check_quantize(isa);
     check_matrices(isa);
+    check_all_aligned(isa);
     check_vectors(isa);
     check_caches(isa);
     return 0;

@@ -162,8 +162,6 @@ void ds4_run_experts(ds4_engine *e, uint64_t unit, int thread) {
     r.row0 = (int64_t)(local / e->n_expert_tiles) * part->chunk_rows;
     r.used = part->op->in[1] == DS4_NONE ? 1 : e->image.slots[part->op->in[1]].width / 2;
     int64_t rows = w->rows - r.row0 < part->chunk_rows ? w->rows - r.row0 : part->chunk_rows;
-    int64_t row_bytes = w->cols / ds4_block_weights(w->type) * ds4_block_bytes(w->type);
-    const char *data = (const char *)w->data + (r.tile->expert * w->rows + r.row0) * row_bytes;
-    r.weight = (ds4_weight){data, w->type, w->layout, rows, w->cols};
+    r.weight = ds4_weight_rows(w, r.tile->expert * w->rows + r.row0, rows);
     multiply(&r, e->expert_scratch + (uint64_t)thread * e->expert_scratch_bytes);
 }

@@ -19,7 +19,7 @@ from gguf import quants
 
 TARGET = Path(__file__).with_name("quants_iq_grids.c")
 CUDA_TARGET = Path(__file__).parents[3] / "worker" / "ds4_worker" / "cuda" / "iq_grids.h"
-LINE = 4  # entries
+LINE = 4  # entries of 64 bits
 
 
 def entries(quant: Any) -> npt.NDArray[np.int64]:
@@ -33,9 +33,16 @@ def words(values: npt.NDArray[np.int64]) -> list[int]:
     return [int.from_bytes(bytes(row.tolist()), "little") for row in values]
 
 
+def thirds(values: npt.NDArray[np.int64]) -> list[int]:
+    """A book of eight magnitudes as three books of bytes, one after the other: which of 8, 25 and
+    43 weights 0..2, 3..5 and 6..7 of an entry are, two bits each."""
+    codes = np.searchsorted([8, 25, 43], values) << (2 * (np.arange(8) % 3))
+    return [int(sum(entry[i : i + 3])) for i in (0, 3, 6) for entry in codes]
+
+
 def table(name: str, bits: int, values: list[int]) -> str:
     texts = [f"0x{value:0{bits // 4}x}" for value in values]
-    per_line = LINE * 64 // bits
+    per_line = min(16, LINE * 64 // bits)
     lines = ",\n    ".join(
         ", ".join(texts[i : i + per_line]) for i in range(0, len(texts), per_line)
     )
@@ -54,6 +61,8 @@ def source_text() -> str:
     tables = [
         table("ds4_iq2xxs_grid", 64, words(entries(quants.IQ2_XXS))),
         table("ds4_iq2xs_grid", 64, words(entries(quants.IQ2_XS))),
+        table("ds4_iq2xxs_thirds", 8, thirds(entries(quants.IQ2_XXS))),
+        table("ds4_iq2xs_thirds", 8, thirds(entries(quants.IQ2_XS))),
         table("ds4_iq2s_grid", 64, words(entries(quants.IQ2_S))),
         table("ds4_iq1s_grid", 64, words(ternary)),
         table("ds4_iq3xxs_grid", 32, words(entries(quants.IQ3_XXS))),

@@ -36,7 +36,7 @@ uint32_t ds4_image_abi(void) {
         MIX(ds4_act_format(type));
         MIX(ds4_block_bytes(type));
         MIX(ds4_block_weights(type));
-        for (uint32_t layout = 0; layout < 4; layout++) {
+        for (uint32_t layout = 0; layout < 16; layout++) {
             MIX(ds4_matmul_kernel(type, layout, DS4_ISA_SCALAR) != NULL);
             MIX(ds4_row_granule(type, layout));
         }
@@ -126,18 +126,22 @@ static int check_weight(const ds4_image_weight *w, const ds4_memory *memory, uin
     if (w->rows < 1 || w->cols < 1 || w->rows > MAX_EXTENT || w->cols > MAX_EXTENT ||
         w->cols % block)
         return -1;
+    *problem = "layout";
+    if (whole ? w->layout != DS4_LAYOUT_RAW : !ds4_layout_exists(w->type, w->layout)) return -1;
+    if (w->layout == DS4_LAYOUT_X8 && !ds4_pack_possible(w->type, w->rows, w->cols)) return -1;
+    if (!whole && w->rows % ds4_row_granule(w->type, w->layout)) return -1;
     *problem = "bytes do not match its extents";
     if (w->experts < 1 || w->experts > DS4_MAX_EXPERTS) return -1;
-    unsigned __int128 bytes = (unsigned __int128)(w->cols / block) * (uint64_t)block_bytes *
-                              (uint64_t)w->rows * w->experts;
+    int64_t all = w->rows * w->experts;
+    unsigned __int128 bytes =
+        (unsigned __int128)(w->cols / block) * (uint64_t)block_bytes * (uint64_t)all;
+    if (bytes >> 56) return -1; /* so the size of no layout overflows */
+    if (!whole) bytes = (uint64_t)ds4_layout_bytes(w->type, w->layout, all, w->cols);
     if (bytes != w->bytes) return -1;
     *problem = "it ends beyond its allocation";
     if (w->bytes > held->bytes || w->offset > held->bytes - w->bytes) return -1;
-    *problem = "layout";
-    if (w->layout > DS4_LAYOUT_X8 ||
-        (w->layout == DS4_LAYOUT_X8 && !ds4_pack_possible(w->type, w->rows, w->cols)))
-        return -1;
-    *out = (ds4_weight){(const char *)held->data + w->offset, w->type, w->layout, w->rows, w->cols};
+    *out = (ds4_weight){(const char *)held->data + w->offset, w->type, w->layout, w->rows, w->cols, 0,
+                        all};
     return 0;
 }
 

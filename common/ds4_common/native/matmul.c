@@ -91,17 +91,18 @@ static ds4_matmul_fn avx512_kernel(const ds4_quant *quant, uint32_t layout) {
 }
 
 static ds4_matmul_fn amx_kernel(const ds4_quant *quant, uint32_t layout) {
-    ds4_matmul_fn kernel = quant->act == DS4_ACT_Q8_32
-                               ? ds4_matmul_amx_legacy(quant->type, layout)
-                               : ds4_matmul_amx_super(quant->type, layout);
+    ds4_matmul_fn kernel = NULL;
+    if (quant->act == DS4_ACT_Q8_32)
+        kernel = ds4_matmul_amx_legacy(quant->type, layout);
+    else if (layout <= DS4_LAYOUT_X8)
+        kernel = ds4_matmul_amx_super(quant->type, layout);
     return kernel ? kernel : avx512_kernel(quant, layout);
 }
 #endif
 
 ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa) {
     const ds4_quant *quant = ds4_quant_find(type);
-    if (!quant || layout > DS4_LAYOUT_X8) return NULL;
-    if (layout == DS4_LAYOUT_X8 && !ds4_x8_exists(type)) return NULL;
+    if (!ds4_layout_exists(type, layout)) return NULL;
     if (isa == DS4_ISA_SCALAR) return ds4_matmul_scalar(type, layout);
 #if defined(__x86_64__)
     if (isa == DS4_ISA_AVX2) return avx2_kernel(quant, layout);

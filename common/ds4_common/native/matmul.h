@@ -25,15 +25,28 @@ typedef enum {
     DS4_ISA_AMX = 4,
     DS4_ISAS
 } ds4_isa;
-typedef enum { DS4_LAYOUT_RAW = 0, DS4_LAYOUT_X8 = 1 } ds4_layout;
+/* docs/layouts.md; those above X8 have the numbers of the published artifacts. */
+typedef enum {
+    DS4_LAYOUT_RAW = 0,
+    DS4_LAYOUT_X8 = 1,
+    DS4_LAYOUT_IQ2_XXS_ALIGNED = 4,
+    DS4_LAYOUT_Q2_K_ALIGNED = 6,
+    DS4_LAYOUT_IQ2_XS_ALIGNED = 8
+} ds4_layout;
 
-/* rows = outputs (GGUF dims[1]), cols = inputs (GGUF dims[0]). */
+/* rows = outputs (GGUF dims[1]), cols = inputs (GGUF dims[0]). RAW and X8: `data` is the first row. Aligned
+ * layouts, whose rows have no address: `data` is the tensor of `all` rows (0: this is all of it), of which
+ * these are [first, first + rows). */
 typedef struct {
     const void *data;
     uint32_t type;   /* ggml_type */
     uint32_t layout; /* ds4_layout */
     int64_t rows, cols;
+    int64_t first, all;
 } ds4_weight;
+
+/* Rows [first, first + rows) of a weight, as one of its own. `first` is a multiple of the granule. */
+DS4_EXPORT ds4_weight ds4_weight_rows(const ds4_weight *w, int64_t first, int64_t rows);
 
 /* What a kernel wants its activation columns to look like. */
 typedef enum {
@@ -67,7 +80,13 @@ DS4_EXPORT size_t ds4_act_bytes(int format, int64_t cols);
 /* Quantizes one column. Bit-equal for every isa. x has cols floats. */
 DS4_EXPORT void ds4_act_quantize(int format, const float *x, int64_t cols, void *out, int isa);
 
-/* Rows must be split at multiples of this (8 for X8, else 1). */
+/* Whether weights of that type can lie in that layout. */
+DS4_EXPORT int ds4_layout_exists(uint32_t type, uint32_t layout);
+/* Bytes of rows x cols weights of that type in that layout; 0 when they cannot lie so. Experts count
+ * as one tall matrix. */
+DS4_EXPORT int64_t ds4_layout_bytes(uint32_t type, uint32_t layout, int64_t rows, int64_t cols);
+
+/* Rows must be split at multiples of this (8 for X8, 2 for Q2_K_ALIGNED, else 1). */
 DS4_EXPORT int64_t ds4_row_granule(uint32_t type, uint32_t layout);
 
 /* Dequantizes row r to cols floats (embedding gather, norms, tests). Returns 0, or -1 for an

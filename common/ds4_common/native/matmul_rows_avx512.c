@@ -1,8 +1,8 @@
-/* Raw Q6_K, IQ2_XXS, IQ2_XS and IQ3_XXS against few columns, AVX-512: one row at a time.
+/* Raw Q6_K and IQ3_XXS against few columns, AVX-512: one row at a time.
  *
  * Memory is read in order; a block is unpacked into four vectors of 64 and multiplied with every column.
  * A lane's four products stay below 2^15, so vpdpwssd multiplies them with the sub-scale and adds.
- * Signs of code books are bits already: they mask a subtraction of the activations. More columns go to
+ * Signs of a code book are bits already: they mask a subtraction of the activations. More columns go to
  * the AVX2 kernel.
  */
 #if defined(__AVX512F__)
@@ -53,7 +53,7 @@ DS4_INLINE void load_rows_q6_k(const uint8_t *b, row_block *s) {
     }
 }
 
-/* Completed sign bytes and odd scales of eight tails, as IQ2_XXS and IQ3_XXS pack them. */
+/* Completed sign bytes and odd scales of eight tails, as IQ3_XXS packs them. */
 DS4_INLINE void signs_of_tails(__m256i tails, row_block *s) {
     uint8_t signs[32];
     signs_and_scales(tails, signs);
@@ -65,42 +65,6 @@ DS4_INLINE void signs_of_tails(__m256i tails, row_block *s) {
     for (int k = 0; k < 4; k++)
         s->sc[k] = _mm512_permutexvar_epi32(_mm512_add_epi32(eighth, _mm512_set1_epi32(2 * k)),
                                             _mm512_castsi256_si512(scales));
-}
-
-DS4_INLINE __m512i gather8(const uint64_t *grid, __m512i index) {
-    return _mm512_i64gather_epi64(index, grid, 8);
-}
-
-DS4_INLINE void load_rows_iq2_xxs(const uint8_t *b, row_block *s) {
-    __m512i codes = load64(b + 2); /* per 32: four indices, then signs and scale */
-    uint8_t index[32];
-    _mm256_storeu_si256((__m256i *)(void *)index, _mm512_cvtepi64_epi32(codes));
-    signs_of_tails(_mm512_cvtepi64_epi32(_mm512_srli_epi64(codes, 32)), s);
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; k++) {
-        __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(index + 8 * k));
-        s->q[k] = gather8(ds4_iq2xxs_grid, _mm512_cvtepu8_epi64(eight));
-    }
-    s->d = 0.125f * half_at(b);
-}
-
-DS4_INLINE void load_rows_iq2_xs(const uint8_t *b, row_block *s) {
-    __m512i codes = load64(b + 2);
-    __m256i seven = _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 9));
-    _mm256_storeu_si256((__m256i *)(void *)s->minus, complete_signs(seven));
-    uint16_t index[32];
-    _mm512_storeu_si512(index, _mm512_and_si512(codes, _mm512_set1_epi16(511)));
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; k++) {
-        __m128i eight = _mm_loadu_si128((const __m128i *)(const void *)(index + 8 * k));
-        s->q[k] = gather8(ds4_iq2xs_grid, _mm512_cvtepu16_epi64(eight));
-    }
-    __m128i pairs = _mm_loadl_epi64((const __m128i *)(const void *)(b + 66));
-    __m128i both = _mm_unpacklo_epi8(_mm_and_si128(pairs, _mm_set1_epi8(15)),
-                                     _mm_and_si128(_mm_srli_epi16(pairs, 4), _mm_set1_epi8(15)));
-    __m512i scales = _mm512_cvtepu8_epi32(both);
-    scales_of_16(_mm512_add_epi32(_mm512_add_epi32(scales, scales), _mm512_set1_epi32(1)), s);
-    s->d = 0.125f * half_at(b);
 }
 
 DS4_INLINE void load_rows_iq3_xxs(const uint8_t *b, row_block *s) {
@@ -116,8 +80,6 @@ DS4_INLINE void load_rows_iq3_xxs(const uint8_t *b, row_block *s) {
 DS4_INLINE void load_rows(uint32_t type, const uint8_t *block, row_block *s) {
     switch (type) {
     case DS4_Q6_K: load_rows_q6_k(block, s); break;
-    case DS4_IQ2_XXS: load_rows_iq2_xxs(block, s); break;
-    case DS4_IQ2_XS: load_rows_iq2_xs(block, s); break;
     default: load_rows_iq3_xxs(block, s); break;
     }
 }
@@ -171,16 +133,12 @@ DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int6
     }
 
 KERNEL(q6_k, DS4_Q6_K)
-KERNEL(iq2_xxs, DS4_IQ2_XXS)
-KERNEL(iq2_xs, DS4_IQ2_XS)
 KERNEL(iq3_xxs, DS4_IQ3_XXS)
 
 /* NULL where the AVX2 kernel serves. */
 ds4_matmul_fn ds4_matmul_avx512_rows(uint32_t type) {
     switch (type) {
     case DS4_Q6_K: return q6_k;
-    case DS4_IQ2_XXS: return iq2_xxs;
-    case DS4_IQ2_XS: return iq2_xs;
     case DS4_IQ3_XXS: return iq3_xxs;
     default: return NULL;
     }

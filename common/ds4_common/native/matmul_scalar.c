@@ -8,17 +8,6 @@
 
 #include "quants.h"
 
-static const uint8_t *block_at(const ds4_weight *w, const ds4_quant *quant, int64_t r, int64_t b,
-                               uint8_t *raw) {
-    const uint8_t *data = w->data;
-    int64_t blocks = w->cols / quant->block_weights;
-    if (w->layout == DS4_LAYOUT_RAW) return data + (r * blocks + b) * quant->block_bytes;
-    int64_t group = r / DS4_X8_ROWS * blocks + b;
-    ds4_x8_block(w->type, data + group * DS4_X8_ROWS * quant->block_bytes, (int)(r % DS4_X8_ROWS),
-                 raw);
-    return raw;
-}
-
 /* ---- activations in blocks of 32 ------------------------------------------------------------- */
 
 static int32_t dot_of(const int16_t *w, const int8_t *q, int count) {
@@ -50,7 +39,7 @@ static void matmul_32(const ds4_weight *w, int64_t row0, int64_t row1, const voi
         for (int64_t b = 0; b < w->cols / quant->block_weights; b++) {
             ds4_unpacked u;
             uint8_t raw[DS4_BLOCK_BYTES_MAX];
-            quant->unpack(block_at(w, quant, r, b, raw), &u);
+            quant->unpack(ds4_weight_block(w, quant, r, b, raw), &u);
             for (int64_t c = 0; c < n; c++) {
                 ds4_act32 x = ds4_act32_view((const char *)acts + (size_t)c * act_stride, w->cols);
                 for (int part = 0; part < parts; part++)
@@ -83,7 +72,7 @@ static void matmul_super(const ds4_weight *w, int64_t row0, int64_t row1, const 
         for (int64_t b = 0; b < w->cols / DS4_SUPER; b++) {
             ds4_unpacked u;
             uint8_t raw[DS4_BLOCK_BYTES_MAX];
-            quant->unpack(block_at(w, quant, r, b, raw), &u);
+            quant->unpack(ds4_weight_block(w, quant, r, b, raw), &u);
             for (int64_t c = 0; c < n; c++) {
                 const char *act = (const char *)acts + (size_t)c * act_stride;
                 y[c * ldy + r] = add_block256(&u, quant->has_min, ds4_act256_view(act, w->cols), b,
@@ -119,7 +108,7 @@ static void matmul_float(const ds4_weight *w, int64_t row0, int64_t row1, const 
 }
 
 ds4_matmul_fn ds4_matmul_scalar(uint32_t type, uint32_t layout) {
-    (void)layout; /* block_at reads both */
+    (void)layout; /* ds4_weight_block reads both */
     switch (ds4_act_format(type)) {
     case DS4_ACT_F32: return matmul_float;
     case DS4_ACT_Q8_32: return matmul_32;

@@ -1,15 +1,61 @@
-/* K, IQ and TQ types (blocks of 256), AVX2: X8 and raw, few columns and many.
+/* K, IQ and TQ types (blocks of 256), AVX2: X8, raw and aligned, few columns and many.
  *
- * Raw, few columns: one row at a time, so memory is read in order; each block is unpacked into
+ * Raw and aligned, few columns: one row at a time, so memory is read in order; each block is unpacked into
  * registers once and multiplied with every column. X8, one column: one lane per row. Many columns:
  * eight rows of one block are unpacked into a tile with one lane per row and multiplied with four
  * columns at a time. maddubs sums pairs, madd with the int16 sub-scales sums on into int32: the
  * sub-scale costs no instruction of its own.
  */
 #if defined(__AVX2__)
+#include "aligned.h"
 #include "super_x8_avx2.h"
 
-/* ---- raw, few columns: one lane per four weights --------------------------------------------- */
+/* ---- single blocks --------------------------------------------------------------------------- */
+
+/* Where the blocks of a weight lie that is not interleaved. */
+typedef struct {
+    const uint8_t *raw;
+    ds4_sections sections;
+    int64_t blocks; /* of a row */
+} super_places;
+
+DS4_INLINE super_places places_of(uint32_t layout, const ds4_weight *w) {
+    super_places p = {w->data, {NULL, NULL, NULL}, w->cols / DS4_SUPER};
+    if (ds4_is_aligned(layout)) p.sections = ds4_sections_of(w);
+    return p;
+}
+
+/* Block b of row r. */
+DS4_INLINE void load_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r, int64_t b,
+                           super_block *s) {
+    const ds4_sections *at = &p->sections;
+    int64_t i = r * p->blocks + b, pair = (r >> 1) * p->blocks + b;
+    switch (layout) {
+    case DS4_LAYOUT_IQ2_XXS_ALIGNED:
+        load_iq2_xxs(at->scales + 2 * i, at->codes + 64 * i, s);
+        break;
+    case DS4_LAYOUT_IQ2_XS_ALIGNED:
+        load_iq2_xs(at->scales + 2 * i, at->extra + 8 * i, at->codes + 64 * i, s);
+        break;
+    case DS4_LAYOUT_Q2_K_ALIGNED:
+        load_q2_k_of_pair(at->scales + 8 * pair, at->extra + 32 * pair, at->codes + 128 * pair,
+                          (int)(r & 1), s);
+        break;
+    default: load_super(type, p->raw + i * super_bytes(type), s);
+    }
+}
+
+/* Codes that a row by row pass comes to soon. A pair's second row finds what the first one read. */
+DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
+                               int64_t b) {
+    const int bytes = layout == DS4_LAYOUT_RAW ? super_bytes(type) : 64;
+    int64_t i = r * p->blocks + b;
+    const uint8_t *codes = layout == DS4_LAYOUT_RAW ? p->raw + i * bytes : p->sections.codes + 64 * i;
+    for (int at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
+}
+
+/* ---- row by row, few columns: one lane per four weights -------------------------------------- */
 
 #define FEW 4 /* columns up to this go row by row */
 
@@ -42,18 +88,17 @@ DS4_INLINE __m128 add_super(uint32_t type, const super_block *s, ds4_act256 x, i
     return _mm_fmadd_ss(_mm_mul_ss(_mm_set_ss(s->m), dx), _mm_movehdup_ps(sums), acc);
 }
 
-DS4_INLINE void row_few(uint32_t type, const uint8_t *row, int64_t blocks, const char *acts,
-                        size_t act_stride, int columns, float *y, int64_t ldy) {
+DS4_INLINE void row_few(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
+                        const char *acts, size_t act_stride, int columns, float *y, int64_t ldy) {
     __m128 acc[FEW];
     for (int c = 0; c < columns; c++) acc[c] = _mm_setzero_ps();
-    for (int64_t b = 0; b < blocks; b++, row += super_bytes(type)) {
+    for (int64_t b = 0; b < p->blocks; b++) {
         super_block s;
-        for (int i = 0; i < super_bytes(type); i += 64)
-            _mm_prefetch((const char *)row + DS4_PREFETCH_AHEAD + i, _MM_HINT_T0);
-        load_super(type, row, &s);
+        prefetch_block(type, layout, p, r, b);
+        load_block(type, layout, p, r, b, &s);
 #pragma GCC unroll 1
         for (int c = 0; c < columns; c++) {
-            ds4_act256 x = ds4_act256_view(acts + (size_t)c * act_stride, 256 * blocks);
+            ds4_act256 x = ds4_act256_view(acts + (size_t)c * act_stride, 256 * p->blocks);
             acc[c] = add_super(type, &s, x, b, acc[c]);
         }
     }
@@ -137,14 +182,15 @@ DS4_INLINE void fill_tile_x8(uint32_t type, const uint8_t *group, super_tile *t)
     }
 }
 
-DS4_INLINE void fill_tile_raw(uint32_t type, const uint8_t *const *rows, int64_t at,
-                              super_tile *t) {
+/* Eight rows from r on, of which `count` exist: the last one repeated, its sums are dropped. */
+DS4_INLINE void fill_tile_rows(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
+                               int64_t count, int64_t b, super_tile *t) {
     super_block s[8];
     __m256i in[8], out[8];
     float d[8], m[8];
-    for (int r = 0; r < 8; r++) {
-        load_super(type, rows[r] + at, s + r);
-        d[r] = s[r].d, m[r] = s[r].m;
+    for (int i = 0; i < 8; i++) {
+        load_block(type, layout, p, r + (i < count ? i : count - 1), b, s + i);
+        d[i] = s[i].d, m[i] = s[i].m;
     }
     t->d = _mm256_loadu_ps(d);
     t->m = _mm256_loadu_ps(m);
@@ -218,22 +264,20 @@ DS4_INLINE void tile_block(uint32_t type, const super_tile *t, int64_t cols, int
 }
 
 /* Eight rows from row r on, of which `count` exist, against n <= MANY columns. */
-DS4_INLINE void rows_many(uint32_t type, int x8, const ds4_weight *w, int64_t r, int64_t count,
-                          const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
-    int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
-    const uint8_t *rows[8]; /* rows past the end repeat the last one; their sums are dropped */
-    for (int64_t i = 0; i < 8; i++)
-        rows[i] = (const uint8_t *)w->data + (r + (i < count ? i : count - 1)) * row_bytes;
+DS4_INLINE void rows_many(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r,
+                          int64_t count, const char *acts, size_t act_stride, int64_t n, float *y,
+                          int64_t ldy) {
+    const super_places p = places_of(layout, w);
     super_tile tile;
     __m256 acc[MANY];
     for (int64_t c = 0; c < n; c++) acc[c] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < blocks; b++) {
-        const uint8_t *group = rows[0] + b * DS4_X8_ROWS * super_bytes(type);
-        if (x8) {
+    for (int64_t b = 0; b < p.blocks; b++) {
+        if (layout == DS4_LAYOUT_X8) {
+            const uint8_t *group = p.raw + (r * p.blocks + b * DS4_X8_ROWS) * super_bytes(type);
             prefetch_group(type, group);
             fill_tile_x8(type, group, &tile);
         } else
-            fill_tile_raw(type, rows, b * super_bytes(type), &tile);
+            fill_tile_rows(type, layout, &p, r, count, b, &tile);
         tile_block(type, &tile, w->cols, b, acts, act_stride, n, acc);
     }
     for (int64_t c = 0; c < n; c++) _mm256_maskstore_ps(y + c * ldy, first_lanes(count), acc[c]);
@@ -241,40 +285,41 @@ DS4_INLINE void rows_many(uint32_t type, int x8, const ds4_weight *w, int64_t r,
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
-DS4_INLINE void rectangle_few(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
-                              const char *acts, size_t act_stride, int n, float *y, int64_t ldy) {
-    int64_t blocks = w->cols / DS4_SUPER;
+DS4_INLINE void rectangle_few(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t row0,
+                              int64_t row1, const char *acts, size_t act_stride, int n, float *y,
+                              int64_t ldy) {
+    const super_places p = places_of(layout, w);
     for (int64_t r = row0; r < row1; r++) {
-        const uint8_t *row = (const uint8_t *)w->data + r * blocks * super_bytes(type);
         if (n == 1) /* a constant: accumulator and block stay in registers */
-            row_few(type, row, blocks, acts, act_stride, 1, y + r, ldy);
+            row_few(type, layout, &p, r, acts, act_stride, 1, y + r, ldy);
         else
-            row_few(type, row, blocks, acts, act_stride, n, y + r, ldy);
+            row_few(type, layout, &p, r, acts, act_stride, n, y + r, ldy);
     }
 }
 
-DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t row0, int64_t row1,
-                          const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t row0,
+                          int64_t row1, const char *acts, size_t act_stride, int64_t n, float *y,
+                          int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
-    if (x8 && n == 1) {
+    if (layout == DS4_LAYOUT_X8 && n == 1) {
         for (int64_t r = row0; r < row1; r += 8)
             _mm256_storeu_ps(y + r, x8_gemv(type, (const uint8_t *)w->data + r * row_bytes, blocks,
                                             acts));
-    } else if (!x8 && n <= FEW) {
-        rectangle_few(type, w, row0, row1, acts, act_stride, (int)n, y, ldy);
+    } else if (layout != DS4_LAYOUT_X8 && n <= FEW) {
+        rectangle_few(type, layout, w, row0, row1, acts, act_stride, (int)n, y, ldy);
     } else {
         for (int64_t r = row0; r < row1; r += 8)
             for (int64_t c = 0; c < n; c += MANY)
-                rows_many(type, x8, w, r, row1 - r < 8 ? row1 - r : 8,
+                rows_many(type, layout, w, r, row1 - r < 8 ? row1 - r : 8,
                           acts + (size_t)c * act_stride, act_stride, n - c < MANY ? n - c : MANY,
                           y + c * ldy + r, ldy);
     }
 }
 
-#define KERNEL(name, type, x8)                                                                     \
+#define KERNEL(name, type, layout)                                                                     \
     static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
                      size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, x8, w, row0, row1, acts, act_stride, n, y, ldy);                          \
+        rectangle(type, layout, w, row0, row1, acts, act_stride, n, y, ldy);                      \
     }
 
 KERNEL(q2_k_raw, DS4_Q2_K, 0)
@@ -296,9 +341,16 @@ KERNEL(q2_k_x8, DS4_Q2_K, 1)
 KERNEL(q3_k_x8, DS4_Q3_K, 1)
 KERNEL(q4_k_x8, DS4_Q4_K, 1)
 KERNEL(q5_k_x8, DS4_Q5_K, 1)
+KERNEL(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
+KERNEL(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
+KERNEL(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
 
 ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
     int x8 = layout == DS4_LAYOUT_X8;
+    if (ds4_is_aligned(layout))
+        return type == DS4_IQ2_XXS ? iq2_xxs_aligned
+               : type == DS4_IQ2_XS ? iq2_xs_aligned
+                                    : q2_k_aligned;
     switch (type) {
     case DS4_Q2_K: return x8 ? q2_k_x8 : q2_k_raw;
     case DS4_Q3_K: return x8 ? q3_k_x8 : q3_k_raw;

@@ -1,4 +1,4 @@
-/* K, IQ and TQ types (blocks of 256), NEON, from raw blocks.
+/* K, IQ and TQ types (blocks of 256), NEON, from raw and aligned blocks.
  *
  * One row at a time, so memory is read in order; each block is unpacked to signed bytes once and
  * multiplied with up to COLUMNS columns. K types and IQ4_XS have vector unpackers; the code books of
@@ -163,13 +163,16 @@ DS4_INLINE float add_block(uint32_t type, const super_block *s, ds4_act256 x, in
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
-DS4_INLINE void one_row(uint32_t type, const ds4_quant *quant, const uint8_t *row, int64_t blocks,
+DS4_INLINE void one_row(uint32_t type, const ds4_quant *quant, const ds4_weight *w, int64_t r,
                         const char *acts, size_t act_stride, int columns, float *y, int64_t ldy) {
+    const int64_t blocks = w->cols / DS4_SUPER;
     float acc[COLUMNS] = {0};
-    for (int64_t b = 0; b < blocks; b++, row += quant->block_bytes) {
+    for (int64_t b = 0; b < blocks; b++) {
         super_block s;
-        __builtin_prefetch(row + 1024);
-        load_super(type, quant->unpack, row, &s);
+        uint8_t raw[DS4_BLOCK_BYTES_MAX]; /* aligned layouts: put together, in the first-level cache */
+        const uint8_t *block = ds4_weight_block(w, quant, r, b, raw);
+        if (w->layout == DS4_LAYOUT_RAW) __builtin_prefetch(block + 1024);
+        load_super(type, quant->unpack, block, &s);
         for (int c = 0; c < columns; c++) {
             ds4_act256 x = ds4_act256_view(acts + (size_t)c * act_stride, DS4_SUPER * blocks);
             acc[c] = add_block(type, &s, x, b, acc[c]);
@@ -181,13 +184,11 @@ DS4_INLINE void one_row(uint32_t type, const ds4_quant *quant, const uint8_t *ro
 DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
                           const void *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
     const ds4_quant *quant = ds4_quant_find(w->type);
-    int64_t blocks = w->cols / DS4_SUPER;
     for (int64_t r = row0; r < row1; r++) {
-        const uint8_t *row = (const uint8_t *)w->data + r * blocks * quant->block_bytes;
         for (int64_t c = 0; c < n; c += COLUMNS) {
             int columns = n - c < COLUMNS ? (int)(n - c) : COLUMNS;
-            one_row(type, quant, row, blocks, (const char *)acts + (size_t)c * act_stride,
-                    act_stride, columns, y + c * ldy + r, ldy);
+            one_row(type, quant, w, r, (const char *)acts + (size_t)c * act_stride, act_stride,
+                    columns, y + c * ldy + r, ldy);
         }
     }
 }
@@ -207,7 +208,7 @@ KERNEL(iq4_xs, DS4_IQ4_XS)
 KERNEL(any_super, DS4_SUPER) /* no type's number: by the scalar unpacker */
 
 ds4_matmul_fn ds4_matmul_neon_super(uint32_t type, uint32_t layout) {
-    if (layout != DS4_LAYOUT_RAW) return NULL;
+    if (layout == DS4_LAYOUT_X8) return NULL;
     switch (type) {
     case DS4_Q2_K: return q2_k;
     case DS4_Q3_K: return q3_k;

@@ -67,11 +67,6 @@ int ds4_pack_possible(uint32_t type, int64_t rows, int64_t cols) {
            cols % ds4_block_weights(type) == 0;
 }
 
-int64_t ds4_row_granule(uint32_t type, uint32_t layout) {
-    (void)type;
-    return layout == DS4_LAYOUT_X8 ? DS4_X8_ROWS : 1;
-}
-
 typedef struct {
     const x8_parts *parts; /* NULL: the range does not fit the layout */
     int64_t block_bytes, blocks;

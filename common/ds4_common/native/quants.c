@@ -229,27 +229,19 @@ static void dequant_block(const ds4_quant *quant, const ds4_unpacked *u, float *
 
 int ds4_dequant_row(const ds4_weight *w, int64_t r, float *out) {
     const ds4_quant *quant = ds4_quant_find(w->type);
-    int known = w->layout == DS4_LAYOUT_RAW ||
-                (w->layout == DS4_LAYOUT_X8 && ds4_x8_exists(w->type));
-    if (!quant || !known || r < 0 || r >= w->rows || w->cols % quant->block_weights) return -1;
+    if (!quant || !ds4_layout_exists(w->type, w->layout) || r < 0 || r >= w->rows ||
+        w->cols % quant->block_weights)
+        return -1;
     int64_t blocks = w->cols / quant->block_weights;
-    const uint8_t *data = w->data;
     if (!quant->unpack) {
-        const uint8_t *row = data + r * blocks * quant->block_bytes;
+        const uint8_t *row = (const uint8_t *)w->data + r * blocks * quant->block_bytes;
         for (int64_t k = 0; k < w->cols; k++) out[k] = ds4_float_weight(w->type, row, k);
         return 0;
     }
     for (int64_t b = 0; b < blocks; b++) {
         ds4_unpacked u;
         uint8_t raw[DS4_BLOCK_BYTES_MAX];
-        const uint8_t *block = data + (r * blocks + b) * quant->block_bytes;
-        if (w->layout == DS4_LAYOUT_X8) {
-            int64_t group = r / DS4_X8_ROWS * blocks + b;
-            ds4_x8_block(w->type, data + group * DS4_X8_ROWS * quant->block_bytes,
-                         (int)(r % DS4_X8_ROWS), raw);
-            block = raw;
-        }
-        quant->unpack(block, &u);
+        quant->unpack(ds4_weight_block(w, quant, r, b, raw), &u);
         dequant_block(quant, &u, out + b * quant->block_weights);
     }
     return 0;

@@ -97,6 +97,10 @@ DS4_INLINE int ds4_x8_quants_offset(uint32_t type) {
     }
 }
 
+/* Block b of row r in any layout, as raw GGUF bytes: in place, or put together in `raw`. */
+const uint8_t *ds4_weight_block(const ds4_weight *w, const ds4_quant *quant, int64_t r, int64_t b,
+                                uint8_t *raw);
+
 /* ---- half precision -------------------------------------------------------------------------- */
 
 /* The value that the F16C instruction gives, denormals included; a NaN stays some NaN. */
@@ -201,6 +205,7 @@ ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_rows(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_amx_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_amx_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_neon_legacy(uint32_t type, uint32_t layout);
@@ -228,6 +233,9 @@ extern const int8_t ds4_fp4_values[16]; /* E2M1 doubled: MXFP4, NVFP4 */
 
 extern const uint64_t ds4_iq2xxs_grid[256]; /* eight magnitudes of 8, 25 or 43 */
 extern const uint64_t ds4_iq2xs_grid[512];
+/* The same books for byte look-ups: three of an entry's weights in a byte, two bits each. */
+extern const uint8_t ds4_iq2xxs_thirds[3 * 256];
+extern const uint8_t ds4_iq2xs_thirds[3 * 512];
 extern const uint64_t ds4_iq2s_grid[1024];
 extern const uint64_t ds4_iq1s_grid[2048];  /* eight times digit + 1: 0, 8 or 16 */
 extern const uint32_t ds4_iq3xxs_grid[256]; /* four magnitudes of 4 to 62 */

@@ -76,22 +76,42 @@ DS4_INLINE __m256i spread_eight(__m128i bytes) {
 
 /* ---- K types --------------------------------------------------------------------------------- */
 
-DS4_INLINE void load_q2_k(const uint8_t *b, super_block *s) {
+DS4_INLINE void finish_q2_k(__m128i scales, const __m256i *codes, const uint8_t *d, super_block *s) {
     const __m256i two = _mm256_set1_epi8(3);
     const __m128i nibble = _mm_set1_epi8(15);
-    __m128i scales = _mm_loadu_si128((const __m128i *)b);
     s->sc = spread_sixteen(_mm_and_si128(scales, nibble));
     s->mn = spread_sixteen(_mm_and_si128(_mm_srli_epi16(scales, 4), nibble));
-    s->d = half_at(b + 80);
-    s->m = -half_at(b + 82);
+    s->d = half_at(d);
+    s->m = -half_at(d + 2);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-        __m256i v = load32(b + 16 + 32 * h);
+        __m256i v = codes[h];
         s->q[4 * h] = _mm256_and_si256(v, two);
         s->q[4 * h + 1] = _mm256_and_si256(_mm256_srli_epi16(v, 2), two);
         s->q[4 * h + 2] = _mm256_and_si256(_mm256_srli_epi16(v, 4), two);
         s->q[4 * h + 3] = _mm256_and_si256(_mm256_srli_epi16(v, 6), two);
     }
+}
+
+DS4_INLINE void load_q2_k(const uint8_t *b, super_block *s) {
+    const __m256i codes[2] = {load32(b + 16), load32(b + 48)};
+    finish_q2_k(_mm_loadu_si128((const __m128i *)b), codes, b + 80, s);
+}
+
+/* The dwords of one of the two rows that take turns in 64 bytes. */
+DS4_INLINE __m256i row_of_pair(const uint8_t *p, int parity) {
+    __m256 a = _mm256_castsi256_ps(load32(p)), b = _mm256_castsi256_ps(load32(p + 32));
+    __m256 v = parity ? _mm256_shuffle_ps(a, b, 0xdd) : _mm256_shuffle_ps(a, b, 0x88);
+    return _mm256_permute4x64_epi64(_mm256_castps_si256(v), 0xd8);
+}
+
+/* Aligned: a row's block out of that of a pair (aligned.h). */
+DS4_INLINE void load_q2_k_of_pair(const uint8_t *d, const uint8_t *scales, const uint8_t *codes,
+                                  int parity, super_block *s) {
+    const __m256i both[2] = {row_of_pair(codes, parity), row_of_pair(codes + 64, parity)};
+    __m128i low = _mm_loadl_epi64((const __m128i *)(scales + 8 * parity));
+    __m128i high = _mm_loadl_epi64((const __m128i *)(scales + 16 + 8 * parity));
+    finish_q2_k(_mm_unpacklo_epi64(low, high), both, d + 4 * parity, s);
 }
 
 DS4_INLINE void load_q3_k(const uint8_t *b, super_block *s) {
@@ -220,19 +240,19 @@ DS4_INLINE __m256i signs_and_scales(__m256i tails, uint8_t *signs) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(scales, scales), 0x88);
 }
 
-DS4_INLINE void load_iq2_xxs(const uint8_t *b, super_block *s) {
-    __m256 v0 = _mm256_castsi256_ps(load32(b + 2)), v1 = _mm256_castsi256_ps(load32(b + 34));
+DS4_INLINE void load_iq2_xxs(const uint8_t *d, const uint8_t *codes, super_block *s) {
+    __m256 v0 = _mm256_castsi256_ps(load32(codes)), v1 = _mm256_castsi256_ps(load32(codes + 32));
     __m256i tails = _mm256_castps_si256(_mm256_shuffle_ps(v0, v1, 0xdd));
     tails = _mm256_permute4x64_epi64(tails, 0xd8); /* the second dword of each of eight pairs */
     uint8_t signs[32];
     __m256i scales = signs_and_scales(tails, signs);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        const uint8_t *index = b + 2 + 8 * i;
+        const uint8_t *index = codes + 8 * i;
         __m256i grid = gather4(ds4_iq2xxs_grid, index[0], index[1], index[2], index[3]);
         s->q[i] = apply_signs(grid, signs + 4 * i, 43);
     }
-    finish_odd(scales, 43, 0.125f * half_at(b), s);
+    finish_odd(scales, 43, 0.125f * half_at(d), s);
 }
 
 /* Sixteen scales of four bits, even sixteens in the low nibbles of eight bytes. */
@@ -244,8 +264,9 @@ DS4_INLINE __m256i nibble_scales(const uint8_t *p) {
     return _mm256_cvtepu8_epi16(_mm_unpacklo_epi64(even, odd));
 }
 
-DS4_INLINE void load_iq2_xs(const uint8_t *b, super_block *s) {
-    __m256i c0 = load32(b + 2), c1 = load32(b + 34);
+DS4_INLINE void load_iq2_xs(const uint8_t *d, const uint8_t *scales, const uint8_t *codes,
+                            super_block *s) {
+    __m256i c0 = load32(codes), c1 = load32(codes + 32);
     uint16_t index[32];
     uint8_t signs[32];
     __m256i seven = _mm256_packus_epi16(_mm256_srli_epi16(c0, 9), _mm256_srli_epi16(c1, 9));
@@ -258,7 +279,7 @@ DS4_INLINE void load_iq2_xs(const uint8_t *b, super_block *s) {
         const uint16_t *j = index + 4 * i;
         s->q[i] = apply_signs(gather4(ds4_iq2xs_grid, j[0], j[1], j[2], j[3]), signs + 4 * i, 43);
     }
-    finish_odd(nibble_scales(b + 66), 43, 0.125f * half_at(b), s);
+    finish_odd(nibble_scales(scales), 43, 0.125f * half_at(d), s);
 }
 
 DS4_INLINE void load_iq2_s(const uint8_t *b, super_block *s) {
@@ -430,8 +451,8 @@ DS4_INLINE void load_super(uint32_t type, const uint8_t *block, super_block *s) 
     case DS4_Q6_K: load_q6_k(block, s); break;
     case DS4_IQ1_S: load_iq1_s(block, s); break;
     case DS4_IQ1_M: load_iq1_m(block, s); break;
-    case DS4_IQ2_XXS: load_iq2_xxs(block, s); break;
-    case DS4_IQ2_XS: load_iq2_xs(block, s); break;
+    case DS4_IQ2_XXS: load_iq2_xxs(block, block + 2, s); break;
+    case DS4_IQ2_XS: load_iq2_xs(block, block + 66, block + 2, s); break;
     case DS4_IQ2_S: load_iq2_s(block, s); break;
     case DS4_IQ3_XXS: load_iq3_xxs(block, s); break;
     case DS4_IQ3_S: load_iq3_s(block, s); break;

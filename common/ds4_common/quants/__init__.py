@@ -24,6 +24,7 @@ __all__ = [
     "block_weights",
     "cpu_layout",
     "dequantize_rows",
+    "layout_bytes",
     "pack",
     "tensor_bytes",
     "unpack",
@@ -57,7 +58,7 @@ def block_weights(ggml_type: int) -> int:
 
 
 def tensor_bytes(ggml_type: int, rows: int, cols: int) -> int:
-    """Bytes of rows x cols weights, in every layout of that type.
+    """Bytes of rows x cols weights as raw blocks, and in the X8 layout.
 
     Raises ValueError when cols is not a positive multiple of the block.
     """
@@ -68,6 +69,22 @@ def tensor_bytes(ggml_type: int, rows: int, cols: int) -> int:
             f"expected rows >= 0 and cols a positive multiple of {weights}"
         )
     return rows * (cols // weights) * block_bytes(ggml_type)
+
+
+def layout_bytes(ggml_type: int, layout: Layout, rows: int, cols: int) -> int:
+    """Bytes of rows x cols weights in that layout; experts count as one tall matrix.
+
+    Raises ValueError when weights of that type or shape cannot lie so for the CPU kernels.
+    """
+    quant = _known(ggml_type)
+    n_bytes = int(library().ds4_layout_bytes(quant, layout, rows, cols))
+    if not n_bytes:
+        granule = library().ds4_row_granule(quant, layout)
+        raise ValueError(
+            f"{quant.name} {rows} x {cols} in layout {layout!r}: no such CPU layout; expected "
+            f"rows a multiple of {granule} and cols of {block_weights(quant)}"
+        )
+    return n_bytes
 
 
 def cpu_layout(ggml_type: int, rows: int, cols: int) -> Layout:
@@ -149,17 +166,14 @@ def dequantize_rows(
 ) -> array[float]:
     """Rows [row0, row1) of a whole tensor as (row1 - row0) * cols float32, row by row."""
     quant, end = _known(ggml_type), rows if row1 is None else row1
-    got, expected = memoryview(data).nbytes, tensor_bytes(quant, rows, cols)
+    if not 0 <= row0 <= end <= rows:
+        raise ValueError(f"rows [{row0}, {end}): expected a range within {rows} rows")
+    got = memoryview(data).nbytes
+    expected = layout_bytes(quant, layout, rows, cols) if rows else 0
     if got != expected:
         raise ValueError(
             f"{quant.name} {rows} x {cols}: got {got} bytes, expected {expected} for the tensor"
         )
-    if not 0 <= row0 <= end <= rows:
-        raise ValueError(f"rows [{row0}, {end}): expected a range within {rows} rows")
-    if layout not in (Layout.RAW, Layout.X8) or (
-        layout == Layout.X8 and not library().ds4_pack_possible(quant, rows, cols)
-    ):
-        raise ValueError(f"{quant.name} {rows} x {cols} in layout {layout!r}: no such CPU layout")
     out = array("f", bytes(4 * (end - row0) * cols))
     with pinned(data) as address:
         weight = Weight(address, quant, layout, rows, cols)

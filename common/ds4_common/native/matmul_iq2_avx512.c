@@ -1,0 +1,380 @@
+/* IQ2_XXS and IQ2_XS, raw and aligned, AVX-512: code books looked up by byte permutes, not by gathers.
+ *
+ * Two blocks are 64 entries of eight weights. A byte of a book of thirds holds three weights of an entry, so
+ * three look-ups for all 64 entries give their weights position by position: vector j has weight 8 g + j in
+ * byte g. Activations are laid out the same way, a chunk of columns at a time, and sign bit j of all entries
+ * is one mask on them. Sums are exact integers; what is left of a block is one FMA, in block order.
+ */
+#if defined(__AVX512F__)
+#include "aligned.h"
+#include "avx512.h"
+#include "super_unpack_avx2.h"
+
+#define PAIR 512     /* weights of two blocks */
+#define SCRATCH 16384 /* bytes of activations laid out at a time: half of a first-level cache */
+#define CHUNK_FLOATS (SCRATCH / 256)
+
+/* ---- code books ------------------------------------------------------------------------------ */
+
+typedef struct {
+    __m512i thirds[3][8];  /* 64 entries each; IQ2_XXS: four of them */
+    __m512i magnitudes[3]; /* of the n-th two bits of a byte */
+    __m512i signs[2];      /* seven sign bits completed */
+} code_book;
+
+DS4_INLINE __m512i counting(void) {
+    const __m512i step = _mm512_setr_epi64(0, 0x0808080808080808, 0x1010101010101010,
+                                           0x1818181818181818, 0x2020202020202020,
+                                           0x2828282828282828, 0x3030303030303030,
+                                           0x3838383838383838);
+    return _mm512_add_epi8(step, _mm512_set1_epi64(0x0706050403020100));
+}
+
+DS4_INLINE void open_book(uint32_t type, code_book *book) {
+    const __m512i values = _mm512_set1_epi32(0x002b1908), parity = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0));
+    const uint8_t *thirds = type == DS4_IQ2_XXS ? ds4_iq2xxs_thirds : ds4_iq2xs_thirds;
+    const int parts = type == DS4_IQ2_XXS ? 4 : 8;
+    for (int t = 0; t < 3; t++) {
+        for (int i = 0; i < parts; i++) book->thirds[t][i] = load64(thirds + 64 * (parts * t + i));
+        __m512i code = _mm512_and_si512(_mm512_srli_epi16(counting(), 2 * t), _mm512_set1_epi8(3));
+        book->magnitudes[t] = _mm512_shuffle_epi8(values, code);
+    }
+    for (int i = 0; i < 2; i++) {
+        __m512i seven = _mm512_add_epi8(counting(), _mm512_set1_epi8((char)(64 * i)));
+        __m512i folded = _mm512_xor_si512(seven, _mm512_srli_epi16(seven, 4));
+        folded = _mm512_shuffle_epi8(parity, _mm512_and_si512(folded, _mm512_set1_epi8(15)));
+        book->signs[i] = _mm512_or_si512(seven, _mm512_slli_epi16(folded, 7));
+    }
+}
+
+/* One of 128, by the low seven bits. */
+DS4_INLINE __m512i of_128(const __m512i *table, __m512i index) {
+    return _mm512_permutex2var_epi8(table[0], index, table[1]);
+}
+
+/* One of 256, by all eight; `upper`: which have the eighth. */
+DS4_INLINE __m512i of_256(const __m512i *table, __m512i index, __mmask64 upper) {
+    return _mm512_mask_blend_epi8(upper, of_128(table, index), of_128(table + 2, index));
+}
+
+/* ---- two blocks of a row --------------------------------------------------------------------- */
+
+/* From the row's first block on. */
+typedef struct {
+    const uint8_t *codes, *scales, *d;
+} iq2_row;
+
+DS4_INLINE int step_of(uint32_t type, uint32_t layout, int aligned) {
+    return layout == DS4_LAYOUT_RAW ? super_bytes(type) : aligned;
+}
+
+DS4_INLINE iq2_row row_of(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r) {
+    const int64_t i = r * (w->cols / DS4_SUPER);
+    if (layout == DS4_LAYOUT_RAW) {
+        const uint8_t *row = (const uint8_t *)w->data + i * super_bytes(type);
+        return (iq2_row){row + 2, row + 66, row};
+    }
+    ds4_sections s = ds4_sections_of(w);
+    return (iq2_row){s.codes + 64 * i, s.extra + 8 * i, s.scales + 2 * i};
+}
+
+typedef struct {
+    __m512i thirds[3]; /* of 64 entries */
+    __m512i signs;     /* a byte per entry */
+    __m512i scale;     /* IQ2_XXS: of 32 weights per lane; IQ2_XS: of 16 per half of a lane */
+} iq2_pair;
+
+DS4_INLINE void split_xxs(const code_book *book, __m512i c0, __m512i c1, iq2_pair *p) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i fields = _mm512_set1_epi64(0x352e2720150e0700); /* seven bits each, two tails */
+    __m512i index = _mm512_permutex2var_epi32(c0, even, c1);
+    __m512i tails = _mm512_permutex2var_epi32(c0, _mm512_add_epi32(even, _mm512_set1_epi32(1)), c1);
+    __mmask64 upper = _mm512_movepi8_mask(index);
+    for (int t = 0; t < 3; t++) p->thirds[t] = of_256(book->thirds[t], index, upper);
+    p->signs = of_128(book->signs, _mm512_multishift_epi64_epi8(fields, tails));
+    p->scale = _mm512_or_si512(_mm512_srli_epi32(tails, 27), _mm512_set1_epi32(1));
+}
+
+DS4_INLINE void split_xs(const code_book *book, __m512i c0, __m512i c1, __m128i scales, iq2_pair *p) {
+    const __m512i low_bytes = _mm512_add_epi8(counting(), counting());
+    __m512i index = _mm512_permutex2var_epi8(c0, low_bytes, c1);
+    __m512i high = _mm512_permutex2var_epi8(c0, _mm512_or_si512(low_bytes, _mm512_set1_epi8(1)), c1);
+    __mmask64 upper = _mm512_movepi8_mask(index);
+    __mmask64 ninth = _mm512_test_epi8_mask(high, _mm512_set1_epi8(1));
+    for (int t = 0; t < 3; t++)
+        p->thirds[t] = _mm512_mask_blend_epi8(ninth, of_256(book->thirds[t], index, upper),
+                                              of_256(book->thirds[t] + 4, index, upper));
+    p->signs = of_128(book->signs, _mm512_srli_epi16(high, 1));
+    __m512i nibbles = _mm512_cvtepu8_epi32(scales);
+    nibbles = _mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi32(0x0f)),
+                              _mm512_slli_epi32(_mm512_and_si512(nibbles, _mm512_set1_epi32(0xf0)), 12));
+    p->scale = _mm512_or_si512(_mm512_add_epi32(nibbles, nibbles), _mm512_set1_epi32(0x00010001));
+}
+
+/* Blocks b and, if there is one, b + 1: `second`. */
+DS4_INLINE void load_pair(uint32_t type, uint32_t layout, const code_book *book, const iq2_row *row,
+                          int64_t b, int second, iq2_pair *p) {
+    const int step = step_of(type, layout, 64);
+    __m512i c0 = load64(row->codes + b * step), c1 = _mm512_setzero_si512();
+    if (second) c1 = load64(row->codes + (b + 1) * step);
+    if (type == DS4_IQ2_XXS) {
+        split_xxs(book, c0, c1, p);
+        return;
+    }
+    const int scale_step = step_of(type, layout, 8);
+    __m128i s0 = _mm_loadl_epi64((const __m128i *)(const void *)(row->scales + b * scale_step));
+    __m128i s1 = _mm_setzero_si128();
+    if (second)
+        s1 = _mm_loadl_epi64((const __m128i *)(const void *)(row->scales + (b + 1) * scale_step));
+    split_xs(book, c0, c1, _mm_unpacklo_epi64(s0, s1), p);
+}
+
+/* Weights at position j of all entries, and where they are negative. */
+DS4_INLINE __m512i weights_at(const code_book *book, const iq2_pair *p, int j) {
+    return _mm512_permutexvar_epi8(p->thirds[j / 3], book->magnitudes[j % 3]);
+}
+
+DS4_INLINE __mmask64 minus_at(const iq2_pair *p, int j) {
+    return _mm512_test_epi8_mask(p->signs, _mm512_set1_epi8((char)(1 << j)));
+}
+
+DS4_INLINE __m512i with_signs(__m512i x, __mmask64 minus) {
+    return _mm512_mask_sub_epi8(x, minus, _mm512_setzero_si512(), x);
+}
+
+/* Sums of 32 weights with their scale, the first block in the lower eight lanes. `part` collects
+ * IQ2_XS's sixteens: three products of pairs, 2 * 43 * 127 each, fit 16 bits. */
+typedef struct {
+    __m512i isum, part;
+} pair_sum;
+
+DS4_INLINE void add_position(uint32_t type, __m512i q, __m512i x, __m512i scale, int j, pair_sum *s) {
+    if (type == DS4_IQ2_XXS) {
+        s->isum = _mm512_dpbusd_epi32(s->isum, q, x);
+        if (j == 7) s->isum = _mm512_mullo_epi32(s->isum, scale);
+        return;
+    }
+    __m512i p = _mm512_maddubs_epi16(q, x);
+    s->part = j % 3 ? _mm512_add_epi16(s->part, p) : p;
+    if (j % 3 == 2 || j == 7) s->isum = _mm512_dpwssd_epi32(s->isum, s->part, scale);
+}
+
+/* Four such sums: lane i of out[k] is block k of sum i. */
+DS4_INLINE void sum_blocks(const __m512i *v, __m128i *out) {
+    __m512i a = _mm512_add_epi32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    __m512i b = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    __m512i u = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    __m256i first = _mm512_castsi512_si256(u), second = _mm512_extracti64x4_epi64(u, 1);
+    out[0] = _mm_add_epi32(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
+    out[1] = _mm_add_epi32(_mm256_castsi256_si128(second), _mm256_extracti128_si256(second, 1));
+}
+
+DS4_INLINE __m128 add_blocks(__m128 d, __m128 dx, __m128i sums, __m128 acc) {
+    d = _mm_mul_ps(_mm_set1_ps(0.125f), d);
+    return _mm_fmadd_ps(_mm_mul_ps(d, dx), _mm_cvtepi32_ps(sums), acc);
+}
+
+/* ---- activations ----------------------------------------------------------------------------- */
+
+/* A chunk of up to `width` columns: of pair p of column c position j at q[((p * width) + c) * 512 + 64 j],
+ * scale of block b at d[b * width + c]. */
+typedef struct {
+    _Alignas(64) int8_t q[SCRATCH];
+    float d[CHUNK_FLOATS];
+} iq2_acts;
+
+/* 64 entries of eight values, position by position; without the second block zeros in its place. */
+DS4_INLINE void by_position(const int8_t *q, int second, int8_t *out) {
+    const __m512i turn = _mm512_add_epi8(
+        _mm512_set1_epi64(0x3830282018100800),
+        _mm512_setr_epi64(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303,
+                          0x0404040404040404, 0x0505050505050505, 0x0606060606060606,
+                          0x0707070707070707));
+    __m512i v[8], pairs[2][4];
+    for (int i = 0; i < 8; i++) {
+        v[i] = i < 4 || second ? load64(q + 64 * i) : _mm512_setzero_si512();
+        v[i] = _mm512_permutexvar_epi8(turn, v[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        pairs[0][i] = _mm512_unpacklo_epi64(v[2 * i], v[2 * i + 1]);
+        pairs[1][i] = _mm512_unpackhi_epi64(v[2 * i], v[2 * i + 1]);
+    }
+    for (int odd = 0; odd < 2; odd++) {
+        const __m512i *p = pairs[odd];
+        __m512i a = _mm512_shuffle_i64x2(p[0], p[1], 0x44), b = _mm512_shuffle_i64x2(p[2], p[3], 0x44);
+        __m512i c = _mm512_shuffle_i64x2(p[0], p[1], 0xee), d = _mm512_shuffle_i64x2(p[2], p[3], 0xee);
+        _mm512_store_si512(out + 64 * odd, _mm512_shuffle_i64x2(a, b, 0x88));
+        _mm512_store_si512(out + 64 * (2 + odd), _mm512_shuffle_i64x2(a, b, 0xdd));
+        _mm512_store_si512(out + 64 * (4 + odd), _mm512_shuffle_i64x2(c, d, 0x88));
+        _mm512_store_si512(out + 64 * (6 + odd), _mm512_shuffle_i64x2(c, d, 0xdd));
+    }
+}
+
+/* Blocks [b0, b0 + count) of `columns` columns. */
+DS4_INLINE void lay_out(const char *acts, size_t act_stride, int64_t cols, int columns, int width,
+                        int64_t b0, int64_t count, iq2_acts *out) {
+    for (int c = 0; c < columns; c++) {
+        ds4_act256 x = ds4_act256_view(acts + (size_t)c * act_stride, cols);
+        for (int64_t b = 0; b < count; b++) out->d[b * width + c] = x.d[b0 + b];
+        for (int64_t b = 0; b < count; b += 2)
+            by_position(x.q + DS4_SUPER * (b0 + b), b + 1 < count,
+                        out->q + (b / 2 * width + c) * PAIR);
+    }
+}
+
+/* ---- one column: four rows at a time --------------------------------------------------------- */
+
+/* Rows past `count` repeat the last one and are not stored. */
+DS4_INLINE void four_rows(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
+                          int64_t r, int64_t count, int64_t b0, int64_t blocks, const iq2_acts *x,
+                          float *y) {
+    const __mmask8 kept = (__mmask8)((1u << count) - 1);
+    const int step = step_of(type, layout, 64), d_step = step_of(type, layout, 2);
+    const int64_t ahead = 4 * step * (w->cols / DS4_SUPER); /* the rows that come next */
+    iq2_row rows[4];
+    for (int i = 0; i < 4; i++) rows[i] = row_of(type, layout, w, r + (i < count ? i : count - 1));
+    __m128 acc = b0 ? _mm_maskz_loadu_ps(kept, y) : _mm_setzero_ps();
+    for (int64_t b = 0; b < blocks; b += 2) {
+        const int second = b + 1 < blocks;
+        const int8_t *q = x->q + b / 2 * PAIR;
+        __m512i sums[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            iq2_pair p;
+            pair_sum s = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+            prefetch_bytes(rows[i].codes + (b0 + b) * step, 128, (int)ahead);
+            load_pair(type, layout, book, rows + i, b0 + b, second, &p);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++)
+                add_position(type, weights_at(book, &p, j),
+                             with_signs(load64(q + 64 * j), minus_at(&p, j)), p.scale, j, &s);
+            sums[i] = s.isum;
+        }
+        __m128i block[2];
+        sum_blocks(sums, block);
+        for (int k = 0; k <= second; k++) {
+            __m128i d = _mm_setzero_si128();
+            int64_t at = (b0 + b + k) * d_step;
+            d = _mm_insert_epi16(d, ds4_load_u16(rows[0].d + at), 0);
+            d = _mm_insert_epi16(d, ds4_load_u16(rows[1].d + at), 1);
+            d = _mm_insert_epi16(d, ds4_load_u16(rows[2].d + at), 2);
+            d = _mm_insert_epi16(d, ds4_load_u16(rows[3].d + at), 3);
+            acc = add_blocks(_mm_cvtph_ps(d), _mm_set1_ps(x->d[b + k]), block[k], acc);
+        }
+    }
+    _mm_mask_storeu_ps(y, kept, acc);
+}
+
+/* ---- several columns: one row at a time ------------------------------------------------------ */
+
+DS4_INLINE void one_row(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
+                        int64_t r, int64_t b0, int64_t blocks, const iq2_acts *x, int columns,
+                        const int width, float *y, int64_t ldy) {
+    const int d_step = step_of(type, layout, 2);
+    const iq2_row row = row_of(type, layout, w, r);
+    _Alignas(16) float acc[16] = {0};
+    if (b0)
+        for (int c = 0; c < columns; c++) acc[c] = y[c * ldy];
+    for (int64_t b = 0; b < blocks; b += 2) {
+        const int second = b + 1 < blocks;
+        iq2_pair p;
+        __m512i q[8];
+        __mmask64 minus[8];
+        load_pair(type, layout, book, &row, b0 + b, second, &p);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) q[j] = weights_at(book, &p, j), minus[j] = minus_at(&p, j);
+        for (int c = 0; c < columns; c += 4) {
+            const int8_t *xq = x->q + (b / 2 * width + c) * PAIR;
+            pair_sum s[4];
+            __m512i sums[4];
+            for (int i = 0; i < 4; i++) s[i].isum = s[i].part = _mm512_setzero_si512();
+            if (columns - c >= 4) {
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++)
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; i++)
+                        add_position(type, q[j],
+                                     with_signs(load64(xq + PAIR * i + 64 * j), minus[j]), p.scale,
+                                     j, s + i);
+            } else {
+                for (int i = 0; i < columns - c; i++)
+#pragma GCC unroll 8
+                    for (int j = 0; j < 8; j++)
+                        add_position(type, q[j],
+                                     with_signs(load64(xq + PAIR * i + 64 * j), minus[j]), p.scale,
+                                     j, s + i);
+            }
+            for (int i = 0; i < 4; i++) sums[i] = s[i].isum;
+            __m128i block[2];
+            sum_blocks(sums, block);
+            __m128 four = _mm_load_ps(acc + c);
+            for (int k = 0; k <= second; k++)
+                four = add_blocks(_mm_set1_ps(half_at(row.d + (b0 + b + k) * d_step)),
+                                  _mm_loadu_ps(x->d + (b + k) * width + c), block[k], four);
+            _mm_store_ps(acc + c, four);
+        }
+    }
+    for (int c = 0; c < columns; c++) y[c * ldy] = acc[c];
+}
+
+/* ---- rectangles ------------------------------------------------------------------------------ */
+
+/* At most `width` columns. */
+DS4_INLINE void columns_of(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
+                           int64_t row0, int64_t row1, const char *acts, size_t act_stride,
+                           int columns, const int width, float *y, int64_t ldy) {
+    const int64_t blocks = w->cols / DS4_SUPER, chunk = CHUNK_FLOATS / width;
+    iq2_acts x;
+    for (int i = 0; i < CHUNK_FLOATS; i++) x.d[i] = 0.0f; /* also of columns that do not exist */
+    for (int64_t b0 = 0; b0 < blocks; b0 += chunk) {
+        int64_t count = blocks - b0 < chunk ? blocks - b0 : chunk;
+        lay_out(acts, act_stride, w->cols, columns, width, b0, count, &x);
+        if (width == 1)
+            for (int64_t r = row0; r < row1; r += 4)
+                four_rows(type, layout, book, w, r, row1 - r < 4 ? row1 - r : 4, b0, count, &x, y + r);
+        else
+            for (int64_t r = row0; r < row1; r++)
+                one_row(type, layout, book, w, r, b0, count, &x, columns, width, y + r, ldy);
+    }
+}
+
+DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t row0,
+                          int64_t row1, const char *acts, size_t act_stride, int64_t n, float *y,
+                          int64_t ldy) {
+    code_book book;
+    open_book(type, &book);
+    for (int64_t c = 0, count; c < n; c += count) {
+        const char *x = acts + (size_t)c * act_stride;
+        if (n - c == 1)
+            columns_of(type, layout, &book, w, row0, row1, x, act_stride, (int)(count = 1), 1,
+                       y + c * ldy, ldy);
+        else if (n - c <= 4)
+            columns_of(type, layout, &book, w, row0, row1, x, act_stride, (int)(count = n - c), 4,
+                       y + c * ldy, ldy);
+        else
+            columns_of(type, layout, &book, w, row0, row1, x, act_stride,
+                       (int)(count = n - c < 16 ? n - c : 16), 16, y + c * ldy, ldy);
+    }
+}
+
+#define KERNEL(name, type, layout)                                                                 \
+    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
+                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
+        rectangle(type, layout, w, row0, row1, acts, act_stride, n, y, ldy);                      \
+    }
+
+KERNEL(xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
+KERNEL(xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
+KERNEL(xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)
+KERNEL(xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
+
+/* NULL for other types. */
+ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout) {
+    if (type == DS4_IQ2_XXS) return layout == DS4_LAYOUT_RAW ? xxs_raw : xxs_aligned;
+    if (type == DS4_IQ2_XS) return layout == DS4_LAYOUT_RAW ? xs_raw : xs_aligned;
+    return NULL;
+}
+#else
+typedef int ds4_matmul_iq2_avx512_is_for_x86;
+#endif
