@@ -139,7 +139,7 @@ def test_steps_allocate_compile_and_capture_nothing(tmp_path: Path) -> None:
     assert len(marks) == 2
     assert {call.removesuffix("_v2") for call in calls[marks[0] + 1 : marks[1]]} == {
         "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemcpyDtoHAsync",
-        "cuStreamSynchronize", "cuMemcpyDtoDAsync",
+        "cuEventRecord", "cuEventSynchronize", "cuMemcpyDtoDAsync",
     }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def test_steps_allocate_compile_and_capture_nothing(tmp_path: Path) -> None:
         ("cuMemHostAlloc:4:2", "CudaOutOfMemory", 46),
         ("cuGraphInstantiate:2:2", "CudaOutOfMemory", 46),
         ("cuGraphLaunch:3:sticky", "ExecutorFailure", 49),
-        ("cuStreamSynchronize:9:sticky", "ExecutorFailure", 49),
+        ("cuEventSynchronize:5:sticky", "ExecutorFailure", 49),
     ],
 )
 def test_a_device_that_fails_ends_the_executor_with_its_exit_code(

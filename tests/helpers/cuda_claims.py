@@ -21,7 +21,14 @@ from ds4_common.errors import Ds4Error
 from ds4_common.gguf import GgmlType
 from ds4_worker.engine.api import Generation, Output
 from ds4_worker.engine.core import EngineCore
-from ds4_worker.executor.api import Executor, ExecutorConfig, Sampled, Sampling, Slice
+from ds4_worker.executor.api import (
+    PENDING,
+    Executor,
+    ExecutorConfig,
+    Sampled,
+    Sampling,
+    Slice,
+)
 from ds4_worker.executor.cpu import CpuExecutor
 from ds4_worker.executor.cuda import CudaExecutor
 from golden import tiny
@@ -253,6 +260,10 @@ def steps_of_every_size() -> int:
             cuda.step([Slice(0, at, ids(count), Sampling(temperature=0.0))])
             at += count
         cuda.step([Slice(bank, [at, 0, 0][bank], ids(3), Sampling()) for bank in range(3)])
+        cuda.submit([Slice(0, at + 3, ids(1), Sampling())])
+        cuda.submit([Slice(0, at + 4, [PENDING], Sampling())])
+        cuda.collect()
+        cuda.collect()
         cuda.copy_page(0, 5, 10)
         cuda.set_page(1, 3, 5)
         cuda.score(Slice(2, 3, ids(5)), ids(5), 2)

@@ -69,8 +69,8 @@ def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
             ),
         ],
         "draws": [
-            (places.draws[0], SAMPLING_BYTES * config.batch_outputs),
-            (places.draws[1], SAMPLED_RECORD.size * config.batch_outputs),
+            (places.draws[0], SAMPLED_RECORD.size * config.batch_outputs),
+            (places.draws[1], 4 * config.batch_outputs),
         ],
         "step": [
             (0, 8),
@@ -79,6 +79,8 @@ def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
                 for offset in (places.step.tokens, places.step.positions, places.step.banks)
             ),
             (places.step.rows, 4 * config.batch_outputs),
+            (places.step.sources, 4 * config.batch_tokens),
+            (places.step.samplings, SAMPLING_BYTES * config.batch_outputs),
         ],
     }
     for block, held in pieces.items():

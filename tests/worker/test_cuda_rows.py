@@ -148,6 +148,21 @@ def test_gather_takes_the_rows_asked_for_and_no_more_than_are_live() -> None:
     np.testing.assert_array_equal(y, [*x[[4, 0]], np.full(8, -1)])
 
 
+def test_pending_tokens_take_their_places_in_the_rows_that_are_live() -> None:
+    """A draw that failed gives token 0, which every table has."""
+    memory = Memory()
+    drawn = memory.array((3,), np.int32, np.array([70, -1, 90], np.int32))
+    sources = memory.array((6,), np.int32, np.array([2, -1, 0, 1, 2, 2], np.int32))
+    live = memory.array((1,), np.int32, np.array([5], np.int32))
+    tokens = memory.array((6,), np.int32, np.arange(1, 7, dtype=np.int32))
+    p = Rowwise(
+        x=address(drawn), b=address(sources), y=address(tokens), live=address(live), rows=6,
+        width=1,
+    )  # fmt: skip
+    launch("pending_tokens", p)
+    np.testing.assert_array_equal(tokens, [90, 2, 70, 0, 90, 6])
+
+
 # --- activation columns ---
 
 

@@ -26,6 +26,7 @@ from ds4_worker.engine.sequence import Sequence
 from ds4_worker.executor.api import ExecutorConfig, WindowPages
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import VOCABULARY, ByteDetokenizer
+from helpers.lazy_executor import LazyExecutor
 
 PAGE = 4
 CONTEXT = 40
@@ -41,11 +42,12 @@ def make_core(
     speculate: Speculate = "off",
     windows: tuple[int, ...] = (),
     window_pages: int = 1000,
+    lazy: bool = False,
 ) -> EngineCore:
     config = ExecutorConfig(
         banks=banks, context_tokens=CONTEXT, pages=pages, batch_tokens=max(chunk, banks + 1)
     )
-    executor = FakeExecutor(
+    executor = (LazyExecutor if lazy else FakeExecutor)(
         config,
         vocabulary=VOCABULARY,
         page_tokens=PAGE,
@@ -338,8 +340,9 @@ class PrefixMachine(RuleBasedStateMachine):
     """Prompts over two tokens, so that they share beginnings; few pages, so that some are evicted.
 
     The executor's tokens are a hash of what it reads through the page table, and it refuses to read
-    what was not written or to share a page that is written. Where it repeats itself, drafts come
-    true and fail; a sequence alone, cold and without drafts is what all are compared with."""
+    what was not written or to share a page that is written. A lazy one has two steps under way.
+    Where it repeats itself, drafts come true and fail; a sequence alone, cold and without drafts is
+    what all are compared with."""
 
     sequences = Bundle("sequences")
 
@@ -351,6 +354,7 @@ class PrefixMachine(RuleBasedStateMachine):
         speculate=st.sampled_from(["off", 1, 3, 9]),
         windows=st.sampled_from([(), (1,), (3,), (6,), (8, 13)]),
         window_pages=st.integers(1, 24),
+        lazy=st.booleans(),
     )
     def open(
         self,
@@ -361,6 +365,7 @@ class PrefixMachine(RuleBasedStateMachine):
         speculate: Speculate,
         windows: tuple[int, ...],
         window_pages: int,
+        lazy: bool,
     ) -> None:
         self.recall = recall
         self.core = make_core(
@@ -371,6 +376,7 @@ class PrefixMachine(RuleBasedStateMachine):
             speculate=speculate,
             windows=windows,
             window_pages=window_pages,
+            lazy=lazy,
         )
         self.memory = self.core.scheduler.memory
         self.wanted: dict[Sequence, Generation] = {}
@@ -383,17 +389,25 @@ class PrefixMachine(RuleBasedStateMachine):
         continued=st.booleans(),
         max_tokens=st.integers(1, 8),
         stops=st.sets(st.integers(0, VOCABULARY - 1), max_size=40),
+        eos=st.booleans(),
         reuse=st.integers(0, 9),
     )
     def submit(
-        self, prompt: list[int], continued: bool, max_tokens: int, stops: set[int], reuse: int
+        self,
+        prompt: list[int],
+        continued: bool,
+        max_tokens: int,
+        stops: set[int],
+        eos: bool,
+        reuse: int,
     ) -> Sequence:
         if continued and self.finished:
             prompt = [*self.finished[-1], *prompt][: CONTEXT - max_tokens]
         wanted = Generation(
             prompt=prompt,
             max_tokens=max_tokens,
-            stop_token_sequences=tuple((stop,) for stop in sorted(stops)),
+            stop_token_sequences=() if eos else tuple((stop,) for stop in sorted(stops)),
+            eos_ids=frozenset(stops if eos else ()),
             reuse_prefix=reuse > 0,
         )
         sequence = self.core.sequence(wanted)

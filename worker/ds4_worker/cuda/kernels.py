@@ -329,6 +329,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("join_heads", "rowwise.cu", Rowwise, _rowwise, ("join_heads",)),
         Kernel("combine", "rowwise.cu", Rowwise, _rowwise, ("combine_experts",)),
         Kernel("gather_rows", "rowwise.cu", Rowwise, _rowwise, ("gather_rows",)),
+        Kernel("pending_tokens", "rowwise.cu", Rowwise, _rowwise),
         Kernel("quantize", "quantize.cu", Quantize, _quantize),
         Kernel("glu_quantize", "quantize.cu", Quantize, _quantize, ("glu",)),
         Kernel("rms_norm", "rms_norm.cu", RmsNorm, _rms_norm, ("rms_norm", "add")),

@@ -1,5 +1,5 @@
 /* Ops that look only at their own row: add, scale, glu, soft_cap, gate_row, slice_heads, join_heads,
- * combine, gather_rows.
+ * combine, gather_rows; and pending_tokens, which is no op.
  *
  * Reference: native/exec_rows.c with op_vector.c; same bits. Every kernel: parameter ds4_rowwise, grid
  * (blocks over the width of y, rows), block (256), no shared memory. Rows of x, b and y are x_stride,
@@ -9,7 +9,8 @@
 #include "op_math.h"
 
 struct ds4_rowwise {
-    uint64_t x, b, y; /* b: second operand; routes of combine; row numbers (int32) of gather_rows */
+    uint64_t x, b, y; /* b: second operand; routes of combine; row numbers (int32) of gather_rows
+                         and pending_tokens */
     uint64_t live;
     uint32_t x_stride, b_stride, y_stride;
     int32_t rows, width;               /* width: floats of a row of y */
@@ -91,4 +92,15 @@ DS4_KERNEL(gather_rows, ds4_rowwise, 256, 2) {
     ROWS_OF(p);
     const float *from = ds4_row<const float>(p.x, p.x_stride, ((const int *)p.b)[row]);
     EACH(i, p) y[i] = from[i];
+}
+
+/* int32 y[r] = x[b[r]] wherever b[r] >= 0: a token that the step before drew, x, takes its place in
+ * this step. A draw that failed gives token 0: nobody reads what comes of it. Width 1. */
+DS4_KERNEL(pending_tokens, ds4_rowwise, 256, 2) {
+    int row = blockIdx.y;
+    if (row >= ds4_rows(p.live, p.rows) || threadIdx.x) return;
+    int from = ((const int *)p.b)[row];
+    if (from < 0) return;
+    int token = ((const int *)p.x)[from];
+    ((int *)p.y)[row] = token < 0 ? 0 : token;
 }

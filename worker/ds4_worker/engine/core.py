@@ -1,7 +1,9 @@
-"""One step at a time: scheduler and executor together, without threads.
+"""One step after the other: scheduler and executor together, without threads.
 
-Owns: the executor, and the counters. The terminal programs drive it directly; `thread.py` drives it
-for the server. Refuses results that do not answer the step (`ExecutorFailure`).
+Owns: the executor, the step that is under way, and the counters. The terminal programs drive it
+directly; `thread.py` drives it for the server. An executor that runs beside its caller gets the
+next step before the results of this one are waited for, wherever the scheduler can tell it without
+them. Refuses results that do not answer the step (`ExecutorFailure`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ds4_worker.engine.scheduler import Limits, Scheduler
 from ds4_worker.engine.sequence import Sequence
 from ds4_worker.engine.stats import EngineStats
 from ds4_worker.engine.step import Step, scored_targets
-from ds4_worker.executor.api import Executor, Sampled
+from ds4_worker.executor.api import Executor, FramedExecutor, Sampled
 
 
 class EngineCore:
@@ -40,9 +42,15 @@ class EngineCore:
         reuse_prefixes: bool = True,
         speculate: Speculate = "off",
         annotate: Annotate | None = None,
+        frames: int = 2,
     ) -> None:
+        """`frames`: steps that may be under way at once, where the executor can."""
         config = executor.config
         self._executor = executor
+        self._framed: FramedExecutor | None = None
+        if isinstance(executor, FramedExecutor) and min(frames, executor.frames) > 1:
+            self._framed = executor
+        self._under_way: Step | None = None
         self.stats = self._fresh_stats()
         self._annotate = annotate  # None: nobody listens
         self._detokenizer = detokenizer
@@ -112,35 +120,49 @@ class EngineCore:
         return [(sequence, failure) for sequence in sequences]
 
     def step(self) -> list[tuple[Sequence, Event]] | None:
-        """Runs one step; its events, or None when there is nothing to run."""
-        drafts = self.scheduler.drafts
+        """Waits for one step, whose events it returns; None when there is nothing to run."""
+        drafts, before = self.scheduler.drafts, self._last_step_ns
         began = now_ns() if drafts.timing else 0
-        step = self.scheduler.plan()
+        step, self._under_way = self._under_way or self._begin(self.scheduler.plan()), None
+        if step is None:
+            return None
+        if self._framed is not None:
+            self._under_way = self._begin(self.scheduler.follow(step))
+            self.stats.steps_ahead += self._under_way is not None
+        if self._annotate is None:
+            results, scores = self._finish(step)
+        else:
+            with self._annotate(step_name(step)):
+                results, scores = self._finish(step)
+        stamp = now_ns()
+        events = self.scheduler.complete(step, results, stamp, self._executor.vocabulary)
+        events += self.scheduler.complete_scores(step, scores, stamp)
+        self._count_step(step, events, stamp)
+        if drafts.timing and step.decodes and not step.prompt_tokens:
+            if step.followed:
+                began = before  # it ran from the end of the one before it
+            drafts.timed(step.decodes, step.decodes + step.drafts, (stamp - began) / 1e9)
+        return events
+
+    def _begin(self, step: Step | None) -> Step | None:
+        """Prepares a step, and sends it off where the executor runs beside its caller."""
         if step is None:
             return None
         if step.prompt_tokens and self._queued:
             self._count_started(step)
-        executor = self._executor
         for copy in step.copies:
-            executor.copy_page(*copy)
+            self._executor.copy_page(*copy)
         for mapping in step.mappings:
-            executor.set_page(*mapping)
-        if self._annotate is None:
-            results, scores = self._run(step)
-        else:
-            with self._annotate(step_name(step)):
-                results, scores = self._run(step)
-        stamp = now_ns()
-        events = self.scheduler.complete(step, results, stamp, executor.vocabulary)
-        events += self.scheduler.complete_scores(step, scores, stamp)
-        self._count_step(step, events, stamp)
-        if drafts.timing and step.decodes and not step.prompt_tokens:
-            drafts.timed(step.decodes, step.decodes + step.drafts, (stamp - began) / 1e9)
-        return events
+            self._executor.set_page(*mapping)
+        if self._framed is not None and step.slices:
+            self._framed.submit(step.slices)
+        return step
 
-    def _run(self, step: Step) -> tuple[list[Sampled | None], list[Sampled]]:
-        executor = self._executor
-        results = executor.step(step.slices) if step.slices else []
+    def _finish(self, step: Step) -> tuple[list[Sampled | None], list[Sampled]]:
+        executor, results = self._executor, []
+        if step.slices:
+            framed = self._framed
+            results = framed.collect() if framed else executor.step(step.slices)
         if step.scored is None:
             return results, []
         sequence, piece = step.scored
@@ -166,6 +188,7 @@ class EngineCore:
             stats.prompt_rate.add(step.prompt_tokens, stamp_ns)
         stats.draft_tokens_offered += step.drafts
         stats.draft_tokens_accepted += step.accepted
+        stats.rows_discarded += step.discarded
         generated_before = stats.generated_tokens
         # Tokens of one sequence in one step share the time that it took.
         drawn = (sequence for sequence, event in events if isinstance(event, Output))

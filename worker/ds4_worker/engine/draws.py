@@ -78,6 +78,19 @@ class Draws:
                     self._step.mask, self.failure = 0, str(error)
         return self._step
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether the draw after the next is known already, whatever the next one gives."""
+        if self._plain:
+            return True
+        reasoning = self._reasoning
+        free = self._matcher is None and self._step.adjust is None
+        return free and reasoning is not None and reasoning.idle
+
+    def after_next(self) -> Sampling:
+        """The draw after the next, where that is foreseeable."""
+        return replace(self._step, index=self._step.index + 1)
+
     def possible(self, draft: Sequence[int]) -> int:
         """How many tokens of a draft may be drawn one after the other and leave the sequence open,
         as far as that can be told."""
@@ -244,6 +257,11 @@ class ReasoningState:
     def forced(self) -> int:
         """The id that must come next, or -1."""
         return self._left[0] if self._left else -1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing will be forced any more."""
+        return self._closed or self._span.budget is None
 
     def push(self, token: int) -> None:
         if self._closed:

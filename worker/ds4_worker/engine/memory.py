@@ -173,6 +173,11 @@ class Memory:
         while len(holding.pages) * self.page_tokens < positions:
             self._take(holding)
 
+    def fits(self, holding: Holding, start: int, positions: int) -> bool:
+        """Whether `extend` may take pages for `positions`: of a window no more than reserved."""
+        pairs = zip(self.windows, holding.spans, strict=True)
+        return all(window.fits(span, start, positions) for window, span in pairs)
+
     def publish(self, holding: Holding, ids: TokenRange, positions: int) -> None:
         """Makes the pages findable that `positions` computed tokens have completed."""
         while holding.full_at <= positions:

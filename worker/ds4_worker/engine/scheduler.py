@@ -9,6 +9,10 @@ a neighbour computes in the same step waits for that page instead of computing i
 A sequence that decodes may bring drafts: guesses of its next tokens, computed in the same step.
 Each is compared with what is drawn in its place, by the draw that plain decoding would have made
 there; from the first wrong one on, what the step computed is dropped and computed again.
+
+Where an executor runs beside the engine, a step may follow another before that one's results are
+there (`follow`): its tokens are pending. What it computes for a sequence that ended meanwhile is
+dropped. It changes when a token is computed and never which.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from ds4_worker.engine.pages import pages_for
 from ds4_worker.engine.prefix import Node
 from ds4_worker.engine.sequence import Sequence, failure_of, positions_of
 from ds4_worker.engine.step import Step, check_results, draws_of, scored_targets
-from ds4_worker.executor.api import Sampled, Slice, WindowPages
+from ds4_worker.executor.api import PENDING, Sampled, Slice, WindowPages
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +108,41 @@ class Scheduler:
             self._add_prompts(step, min(free, chunk))
         return step if step.slices or step.scored else None
 
+    def follow(self, step: Step) -> Step | None:
+        """What runs right behind a step whose results are not there yet; None when the next step
+        needs them: a prompt is not done or may enter, or a sequence does not go on by itself."""
+        if step.scored is not None or not all(map(_draws_by_itself, step.slices)):
+            return None
+        pairs = zip(step.slices, step.sequences, strict=True)
+        lanes = [(piece, sequence) for piece, sequence in pairs if sequence.bank >= 0]
+        if len(lanes) < len(self.running) or self._may_admit():
+            return None
+        lanes = [lane for lane in lanes if _tokens_left(lane[1]) > 1]
+        if self.waiting and len(lanes) < len(self.running):  # for the bank that will be free
+            return None
+        if not all(self._goes_on(piece, sequence) for piece, sequence in lanes):
+            return None
+        if any(self._draft([sequence for _, sequence in lanes])):  # the next ones may be known
+            return None
+        following = Step([], [], [], [], decodes=len(lanes), followed=True)
+        for piece, sequence in lanes:
+            start, sampling = _end(piece), sequence.draws.after_next()
+            self._map(following, sequence, start + 1)
+            self._append(following, sequence, Slice(sequence.bank, start, (PENDING,), sampling))
+        return following if following.slices else None
+
+    def _may_admit(self) -> bool:
+        """Whether the head of the queue has not been turned away yet."""
+        return bool(self.waiting and self._free_banks) and self.waiting[0] is not self._short
+
+    def _goes_on(self, piece: Slice, sequence: Sequence) -> bool:
+        """Whether the token after this slice's own can be drawn before anybody has seen that. Stops
+        of the request are decided before another token is asked for."""
+        wanted = sequence.generation
+        if wanted.stop_strings or wanted.stop_token_sequences or not sequence.draws.foreseeable:
+            return False
+        return self.memory.fits(sequence.holding, sequence.consumed, _end(piece) + 1)
+
     def _draft(self, decoding: Several[Sequence]) -> list[list[int]]:
         """The drafts of each sequence that decodes."""
         if not self.drafts.on or not decoding:
@@ -116,7 +155,7 @@ class Scheduler:
             drafter.follow(sequence.output[sequence.followed :])
             sequence.followed = len(sequence.output)
             # The last token of all needs no draft after it, and no position.
-            left = sequence.generation.max_tokens - len(sequence.output) - 1
+            left = _tokens_left(sequence) - 1
             lanes.append((drafter, sequence.draws.possible(drafter.draft[:left])))
         prompts = len(self.running) - len(decoding)  # each may draw its first token
         packed = min(
@@ -136,6 +175,9 @@ class Scheduler:
         check_results(step, results, vocabulary)
         events: list[tuple[Sequence, Event]] = []
         for piece, sequence, drawn in draws_of(step, results):
+            if sequence.bank < 0:  # it ended while this was computed
+                step.discarded += 1
+                continue
             sequence.consumed += len(piece.tokens) - len(piece.drafts)
             if drawn:
                 accepted = self._take(sequence, drawn, piece.drafts, stamp_ns, events)
@@ -144,7 +186,6 @@ class Scheduler:
                 step.accepted += accepted
             elif not sequence.prefilling:  # the prompt was all that was asked for
                 sequence.presenter.finished = "length"
-            sequence.ahead = piece.start + len(piece.tokens) > sequence.consumed
             if sequence.bank < 0:  # it failed
                 continue
             if sequence.consumed >= sequence.holding.full_at:
@@ -258,6 +299,7 @@ class Scheduler:
         self._map(step, sequence, start + count)
         tokens = list(sequence.generation.prompt[start : start + count])
         step.scored = (sequence, Slice(sequence.bank, start, tokens))
+        sequence.reached = start + count
         step.prompt_tokens += count
         return count
 
@@ -289,8 +331,12 @@ class Scheduler:
             sampling = sequence.draws.next()
             if sequence.draws.constrained:
                 step.constrained = True
-        step.slices.append(Slice(sequence.bank, sequence.consumed, tokens, sampling))
+        self._append(step, sequence, Slice(sequence.bank, sequence.consumed, tokens, sampling))
+
+    def _append(self, step: Step, sequence: Sequence, piece: Slice) -> None:
+        step.slices.append(piece)
         step.sequences.append(sequence)
+        sequence.reached = _end(piece)
 
     def _add_decode(self, step: Step, sequence: Sequence, draft: list[int]) -> None:
         """Adds the next token of a sequence, and what may follow it."""
@@ -301,8 +347,7 @@ class Scheduler:
         tokens = [sequence.last, *draft[: len(samples) - 1]]
         self._map(step, sequence, sequence.consumed + len(tokens))
         piece = Slice(sequence.bank, sequence.consumed, tokens, samples[-1], samples[:-1])
-        step.slices.append(piece)
-        step.sequences.append(sequence)
+        self._append(step, sequence, piece)
         step.drafts += len(tokens) - 1
         if draws.constrained:
             step.constrained_decodes += 1
@@ -334,3 +379,17 @@ class Scheduler:
         sequence.drafter = None
         self._free_banks.append(sequence.bank)
         sequence.bank = -1
+
+
+def _end(piece: Slice) -> int:
+    return piece.start + len(piece.tokens)
+
+
+def _draws_by_itself(piece: Slice) -> bool:
+    """Whether a slice gives exactly one token, which may stay where it is drawn."""
+    return piece.sample is not None and not piece.checks and piece.sample.stays
+
+
+def _tokens_left(sequence: Sequence) -> int:
+    """Tokens that may still be drawn, beyond those that came."""
+    return sequence.generation.max_tokens - len(sequence.output)

@@ -12,8 +12,8 @@ from ds4_worker.executor.api import Sampled
 
 class Sequence:
     __slots__ = (
-        "ahead", "bank", "consumed", "drafter", "draws", "followed", "generation", "holding",
-        "last", "output", "presenter", "reused",
+        "bank", "consumed", "drafter", "draws", "followed", "generation", "holding", "last",
+        "output", "presenter", "reached", "reused",
     )  # fmt: skip
 
     draws: Draws  # this and the next from admission on
@@ -24,7 +24,7 @@ class Sequence:
         self.presenter = Presenter(generation, detokenizer)
         self.bank = -1
         self.consumed = 0  # positions already in the cache
-        self.ahead = False  # drafts that did not come true lie behind them
+        self.reached = 0  # positions up to the end of the last slice that was sent off
         self.reused = 0  # of these, positions that were found there
         self.last = -1  # the token that the next decode step consumes
         self.output: list[int] = []
@@ -39,6 +39,12 @@ class Sequence:
         if generation.prompt_logprobs < 0:
             return 0
         return max(len(generation.prompt) - 1 - self.consumed, 0)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether more than was booked lies in its pages: drafts that did not come true, or a step
+        whose results nobody waited for."""
+        return self.reached > self.consumed
 
     @property
     def prefilling(self) -> bool:

@@ -66,6 +66,8 @@ class EngineStats:
         self.rejected = 0  # sequences that could never run
         self.finished = {"stop": 0, "length": 0, "cancelled": 0, "failed": 0}
         self.steps = 0
+        self.steps_ahead = 0  # of these, sent off before the results of the one before
+        self.rows_discarded = 0  # computed in these for sequences that ended in the one before
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.prompt_rate = RecentRate()

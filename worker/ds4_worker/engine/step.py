@@ -30,6 +30,8 @@ class Step(msgspec.Struct):
     accepted: int = 0  # of these, that came true
     constrained_decodes: int = 0  # of these, with a grammar
     constrained: bool = False  # whether any draw, of a first token too, is under a grammar
+    followed: bool = False  # it was sent off before the results of the one before were there
+    discarded: int = 0  # slices whose sequences had ended when the results came
 
 
 def scored_targets(sequence: Sequence, piece: Slice) -> list[int]:

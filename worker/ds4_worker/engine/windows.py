@@ -130,6 +130,12 @@ class WindowHistory:
         while span.end * self._page_tokens < positions:
             span.append(self.take(), None)
 
+    def fits(self, span: Span, position: int, positions: int) -> bool:
+        """Whether a sequence with a token at `position` may have pages up to `positions`: no more
+        than it reserved."""
+        first = max(span.first, self.first_page(position))
+        return pages_for(positions, self._page_tokens) - first <= span.reserved
+
     def publish(self, span: Span, index: int, node: Node) -> None:
         """The sequence's page `index` is the node's now, or the node's page takes its place."""
         place = index - span.first

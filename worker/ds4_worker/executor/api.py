@@ -7,7 +7,7 @@ call with the GIL released. Nothing here names a tensor, a file or a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,8 @@ KV_DTYPES = ("f16", "bf16", "f32", "q8_0")  # types of the cache; q8_0: blocks o
 
 
 MOST_DRAFTS = 63  # in one slice, beside the token before them
+# In the place of a token: what the step before drew for this bank, wherever that lies by now.
+PENDING = -1
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):
@@ -68,6 +70,12 @@ class Sampling(msgspec.Struct):
     mask: int = 0  # address of a uint32 bitmask over the vocabulary (1 = allowed), or 0
     adjust: Adjustments | None = None
     forced: int = -1  # the token to return, whatever the rest says
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing of the draw lies with the host: no list, no mask, no log-probability.
+        Then a device makes it, and its token may be pending."""
+        return not self.mask and self.adjust is None and self.logprobs < 0
 
 
 class Slice(msgspec.Struct):
@@ -129,3 +137,21 @@ class Executor(Protocol):
         """Like step, but returns the logits of every token of every slice (tests, scoring)."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class FramedExecutor(Executor, Protocol):
+    """An executor that runs beside its caller: a step may be sent off while another is under way.
+
+    All it is told takes effect in the order of the calls, so pages may be mapped, copied and used
+    again for the step that is sent off next, whatever the one under way still does with them."""
+
+    frames: int  # steps that may be under way at once
+
+    def submit(self, slices: Sequence[Slice]) -> None:
+        """Sends a step on its way. While another is under way, all draws of both `stays`; and its
+        slices may be one PENDING token behind a draw of that step. Raises StepRefused before
+        touching anything, ExecutorFailure."""
+
+    def collect(self) -> list[Sampled | None]:
+        """Waits for the earliest step that was not collected; as `step`. Raises ExecutorFailure."""

@@ -1,20 +1,22 @@
 """The CUDA executor: a lowered image as captured graphs over weights in device memory.
 
-Owns: device and pinned memory, the loaded kernels, one graph per batch size, and what a step sends
-and brings back. Everything is allocated, compiled and captured while it is made; a step is one
-launch of a graph between small copies. Plain draws are made on the device; for the others, with
-grammars, penalties or log-probabilities, logits come to the host and its native sampler. Refuses:
-steps that do not fit (`StepRefused`, nothing was touched), programs with ops or weights that have
-no kernels (UnsupportedModel). A failure of the device ends it: ExecutorFailure with the exit code
-of the failure. Called from one thread at a time.
+Owns: device and pinned memory, the loaded kernels, one graph per batch size, and the frames of the
+steps that are under way. Everything is allocated, compiled and captured while it is made; a step is
+one launch of a graph between small copies. Plain draws are made on the device, where the next step
+may read them before the host does; for the others, with grammars, penalties or log-probabilities,
+logits come to the host and its native sampler. Refuses: steps that do not fit (`StepRefused`,
+nothing was touched), programs with ops or weights that have no kernels (UnsupportedModel). A
+failure of the device ends it: ExecutorFailure with the exit code of the failure. Called from one
+thread at a time.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import NoReturn, TypeVar
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple, NoReturn, TypeVar
 
 from ds4_common.contract import image as im
 from ds4_common.cuda.device import Context
@@ -23,14 +25,10 @@ from ds4_common.cuda.stream import ExecutableGraph, Stream
 from ds4_common.errors import CudaError, ExecutorFailure, StepRefused
 from ds4_worker.executor import cuda_places, rope_frequencies
 from ds4_worker.executor.api import ExecutorConfig, Sampled, Sampling, Slice, WindowPages
-from ds4_worker.executor.cpu import (
-    SAMPLED_RECORD,
-    SAMPLING_BYTES,
-    pack_sampling,
-    read_sampled,
-)
+from ds4_worker.executor.cpu import SAMPLED_RECORD
 from ds4_worker.executor.cuda_cache import kv_type as kv_type_of
 from ds4_worker.executor.cuda_code import Code, Functions
+from ds4_worker.executor.cuda_frames import Frame
 from ds4_worker.executor.cuda_places import Addresses, Turn, buckets, ones_of
 from ds4_worker.executor.cuda_program import Program, draw_launch, partial_bytes
 from ds4_worker.executor.cuda_rows import Planned
@@ -38,8 +36,19 @@ from ds4_worker.executor.cuda_vectors import check_allocations, read_vectors
 from ds4_worker.executor.host_sampler import HostSampler
 from ds4_worker.executor.step_checks import StepChecks, StepLimits
 
-_LIVE = struct.Struct("<2i")
-_Held = TypeVar("_Held", Stream, DeviceBuffer, PinnedBuffer, ExecutableGraph)
+FRAMES = 2  # steps under way at once
+_Held = TypeVar("_Held", Stream, DeviceBuffer, PinnedBuffer, ExecutableGraph, Frame)
+
+
+class Drawn(NamedTuple):
+    """What a step drew on the device: of each bank the number of its draw, and the position that
+    the token takes."""
+
+    numbers: dict[int, int]
+    positions: dict[int, int]
+
+
+_NOTHING = Drawn({}, {})
 
 
 class CudaExecutor:
@@ -58,6 +67,7 @@ class CudaExecutor:
         self._image, self._context = image, context
         self._cleanup = ExitStack()
         self._open = True
+        self._under_way: deque[Frame] = deque()  # steps that were not collected, the earliest first
         self.allocated = 0  # times that memory was taken, code loaded or a graph made
         check_allocations(image, allocations)
         try:
@@ -100,9 +110,9 @@ class CudaExecutor:
         self._graphs = {size: self._capture(program.launches(size)) for size in
                         buckets(config.batch_tokens)}  # fmt: skip
         addresses = self._addresses(allocations, blocks, [m for _, m in found])
-        self._draw_graphs = {
-            rows: self._capture_draws(rows, addresses) for rows in buckets(config.batch_outputs)
-        }
+        self._sampled_address = addresses.sampled
+        self._draw_graphs = {rows: self._capture([draw_launch(image, addresses, rows)]) for rows in
+                             buckets(config.batch_outputs)}  # fmt: skip
         self._sampler = HostSampler(image.vocabulary)
         self._stream.synchronize()
 
@@ -135,16 +145,10 @@ class CudaExecutor:
 
     def _take_pinned(self, blocks: Mapping[str, int]) -> None:
         config, places, image = self.config, self._places, self._image
-        self._input = self._keep(PinnedBuffer(places.step.n_bytes, "step input"))
-        self._input.view[:] = bytes(places.step.n_bytes)
-        self._step_address = blocks["step"]
-        words = self._input.view.cast("i")
-        self._words = words
-        self._cleanup.callback(words.release)  # before the buffer's own view
-        table = self._keep(PinnedBuffer(places.blocks["table"], "page table"))
-        self._table, self._table_address = table, blocks["table"]
-        entries = table.view.cast("i")
-        self._cleanup.callback(entries.release)
+        self._step_address, self._table_address = blocks["step"], blocks["table"]
+        self._idle = deque(self._keep(Frame(places, config)) for _ in range(FRAMES))
+        self._drawn = _NOTHING  # by the step that was sent off last
+        self._table = memoryview(bytearray(places.blocks["table"])).cast("i")
         slot = image.slots[image.logits_slot]
         self._logits_stride = slot.n_bytes
         self._logits = self._keep(PinnedBuffer(slot.n_bytes * config.batch_outputs, "logits"))
@@ -152,10 +156,9 @@ class CudaExecutor:
         self._cleanup.callback(self._logits_view.release)
         start = places.scratch[im.SPACE_OUTPUTS] + slot.offset * config.batch_outputs
         self._logits_address = blocks["work"] + start
-        self._samplings = self._keep(PinnedBuffer(SAMPLING_BYTES * config.batch_outputs, "draws"))
-        n_bytes = SAMPLED_RECORD.size * config.batch_outputs
-        self._sampled = self._keep(PinnedBuffer(n_bytes, "draws"))
         embedded = [op.weight for s in image.sections for op in s.ops if op.kind == im.OP_EMBED]
+        known = min([image.vocabulary, *(image.weights[i].rows for i in embedded)])
+        self.frames = FRAMES if known == image.vocabulary else 1  # any draw can be put in
         self._checks = StepChecks(
             StepLimits(
                 banks=config.banks,
@@ -164,9 +167,9 @@ class CudaExecutor:
                 page_tokens=image.page_tokens, context_tokens=config.context_tokens,
                 batch_tokens=config.batch_tokens, batch_outputs=config.batch_outputs,
                 forward_only=image.forward_only,
-                vocabulary=min([image.vocabulary, *(image.weights[i].rows for i in embedded)]),
+                vocabulary=known,
             ),
-            entries,
+            self._table,
         )  # fmt: skip
 
     def _fill_fixed(
@@ -188,25 +191,10 @@ class CudaExecutor:
             self._stream.synchronize()
 
     def _capture(self, launches: Sequence[Planned]) -> ExecutableGraph:
-        """The step's input, then the program."""
         self._functions.load(launches)
         self._stream.begin_capture()
-        self._stream.upload(self._step_address, self._input.address, self._places.step.n_bytes)
         for planned in launches:
             self._functions.launch(self._stream, planned)
-        return self._captured()
-
-    def _capture_draws(self, rows: int, addresses: Addresses) -> ExecutableGraph:
-        """Sampling records, the draws of as many rows, and back."""
-        planned = draw_launch(self._image, addresses, rows)
-        self._functions.load([planned])
-        self._stream.begin_capture()
-        self._stream.upload(addresses.samplings, self._samplings.address, SAMPLING_BYTES * rows)
-        self._functions.launch(self._stream, planned)
-        self._stream.download(self._sampled.address, addresses.sampled, SAMPLED_RECORD.size * rows)
-        return self._captured()
-
-    def _captured(self) -> ExecutableGraph:
         graph = self._stream.end_capture()
         try:
             made = self._keep(graph.instantiate())
@@ -246,8 +234,12 @@ class CudaExecutor:
     def step(self, slices: Sequence[Slice]) -> list[Sampled | None]:
         """Runs the program over all slices; the draws of each. Raises StepRefused before touching
         anything when a slice does not fit, ExecutorFailure when the device broke."""
+        self.submit(slices)
+        return self.collect()
+
+    def submit(self, slices: Sequence[Slice]) -> None:
+        """Sends a step on its way. The slices stay as they are until it is collected."""
         self._require_open()
-        self._checks.check(slices)
         rows: list[int] = []
         wanted: list[Sampling | None] = []
         end = 0
@@ -257,25 +249,32 @@ class CudaExecutor:
                 rows += range(end - 1 - len(piece.checks), end)
                 wanted += piece.checks
             wanted.append(piece.sample)
-        asked = [how for how in wanted if how is not None]
-        if all(map(_drawn_on_device, asked)):
-            drawn = self._draw_there(slices, rows, asked)
-        else:
-            self._run(slices, rows)
-            drawn = self._draw_here(asked)
-        draws = iter(drawn)
-        return [None if how is None else next(draws) for how in wanted]
+        on_device = all(how is None or how.stays for how in wanted)
+        if self._under_way:
+            self._check_beside(on_device)
+        self._checks.check(slices, self._drawn.positions)
+        frame = self._idle[0]
+        frame.wanted, frame.on_device = wanted, on_device
+        self._send(frame, slices, rows)
+        self._drawn = _drawn_by(slices) if on_device else _NOTHING
 
-    def _draw_there(
-        self, slices: Sequence[Slice], rows: Sequence[int], asked: Sequence[Sampling]
-    ) -> list[Sampled]:
-        for number, how in enumerate(asked):
-            pack_sampling(self._samplings.view, number * SAMPLING_BYTES, how)
-        self._run(slices, rows, drawn=True)
-        return [
-            read_sampled(self._sampled.view, number * SAMPLED_RECORD.size, how)
-            for number, how in enumerate(asked)
-        ]
+    def _check_beside(self, on_device: bool) -> None:
+        """Whether a step may be sent off beside the one under way."""
+        if not self._idle:
+            raise StepRefused(f"step: {len(self._under_way)} steps are under way; collect one")
+        if not (on_device and self._under_way[-1].on_device):
+            raise StepRefused(
+                "step: another one is under way, and one of them draws on the host; collect it"
+            )
+
+    def collect(self) -> list[Sampled | None]:
+        """Waits for the earliest step that was not collected; the draws of each of its slices."""
+        self._require_open()
+        if not self._under_way:
+            raise StepRefused("collect: no step is under way")
+        frame = self._arrived()
+        draws = iter(frame.drawn() if frame.on_device else self._draw_here(frame.asked))
+        return [None if how is None else next(draws) for how in frame.wanted]
 
     def _draw_here(self, asked: Sequence[Sampling]) -> list[Sampled]:
         return [
@@ -311,54 +310,53 @@ class CudaExecutor:
     def _parts(self, piece: Slice) -> Iterator[tuple[int, int]]:
         """Runs a slice in parts that fit the output rows; the first token and length of each."""
         self._require_open()
+        if self._under_way:
+            self._check_beside(on_device=False)
         most = min(self.config.batch_tokens, self.config.batch_outputs)
         for first in range(0, len(piece.tokens), most):
             part = Slice(piece.bank, piece.start + first, piece.tokens[first : first + most])
             self._checks.check([part])
-            self._run([part], range(len(part.tokens)))
+            frame = self._idle[0]
+            frame.wanted, frame.on_device, self._drawn = [], False, _NOTHING
+            self._send(frame, [part], range(len(part.tokens)))
+            self._arrived()
             yield first, len(part.tokens)
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def _run(self, slices: Sequence[Slice], rows: Sequence[int], *, drawn: bool = False) -> None:
-        """Runs checked slices. Afterwards the logits of those rows are on the host, or what was
-        drawn from them."""
-        count = self._pack(slices, rows)
+    def _send(self, frame: Frame, slices: Sequence[Slice], rows: Sequence[int]) -> None:
+        """Sends off checked slices in a frame. When it has arrived, the logits of those rows are on
+        the host, or what was drawn from them."""
+        count = frame.pack(slices, rows, self._drawn.numbers)
         self._checks.book(slices)
         with self._device():
-            first, end = self._checks.take_changed()
+            stream, (first, end) = self._stream, self._checks.take_changed()
             if end:
-                at = 4 * first
-                self._stream.upload(
-                    self._table_address + at, self._table.address + at, 4 * (end - first)
-                )
+                staged = frame.stage_table(self._table, first, end)
+                stream.upload(self._table_address + 4 * first, staged, 4 * (end - first))
+            stream.upload(self._step_address, frame.input_address, self._places.step.n_bytes)
             size = next(size for size in self._graphs if size >= max(count, len(rows)))
-            self._graphs[size].launch(self._stream)
-            if rows and drawn:
+            self._graphs[size].launch(stream)
+            if rows and frame.on_device:
                 size = next(size for size in self._draw_graphs if size >= len(rows))
-                self._draw_graphs[size].launch(self._stream)
+                self._draw_graphs[size].launch(stream)
+                n_bytes = len(rows) * SAMPLED_RECORD.size
+                stream.download(frame.sampled_address, self._sampled_address, n_bytes)
             elif rows:
                 n_bytes = len(rows) * self._logits_stride
-                self._stream.download(self._logits.address, self._logits_address, n_bytes)
-            self._stream.synchronize()
+                stream.download(self._logits.address, self._logits_address, n_bytes)
+            stream.record(frame.done)
+        self._idle.remove(frame)
+        self._under_way.append(frame)
 
-    def _pack(self, slices: Sequence[Slice], rows: Sequence[int]) -> int:
-        step, words = self._places.step, self._words
-        tokens, positions, banks = step.tokens // 4, step.positions // 4, step.banks // 4
-        count = 0
-        for piece in slices:
-            for position, token in enumerate(piece.tokens, start=piece.start):
-                words[tokens + count] = token
-                words[positions + count] = position
-                words[banks + count] = piece.bank
-                count += 1
-        for shift, offset in step.shifted.items():
-            for number in range(count):
-                words[offset // 4 + number] = words[positions + number] + shift
-        for number, row in enumerate(rows):
-            words[step.rows // 4 + number] = row
-        _LIVE.pack_into(self._input.view, step.live_tokens, count, len(rows))
-        return count
+    def _arrived(self) -> Frame:
+        """Waits for the earliest frame under way."""
+        frame = self._under_way[0]
+        with self._device():
+            frame.done.synchronize()
+        self._under_way.popleft()
+        self._idle.append(frame)
+        return frame
 
     @contextmanager
     def _device(self) -> Iterator[None]:
@@ -384,9 +382,19 @@ class CudaExecutor:
             return
         self._open = False
         self._context.reenter()
+        if self._under_way:
+            with suppress(CudaError):  # of a lost context, whose first failure was told
+                self._stream.synchronize()  # nothing is freed under a running kernel
         self._cleanup.close()
 
 
-def _drawn_on_device(how: Sampling) -> bool:
-    """Lists and masks lie in host memory; log-probabilities have the host's last bit."""
-    return not how.mask and how.adjust is None and how.logprobs < 0
+def _drawn_by(slices: Sequence[Slice]) -> Drawn:
+    """Of slices without drafts, whose draws count whatever they are."""
+    drawn, count = Drawn({}, {}), 0
+    for piece in slices:
+        if piece.sample is not None:
+            count += len(piece.checks) + 1
+            if not piece.checks:
+                drawn.numbers[piece.bank] = count - 1
+                drawn.positions[piece.bank] = piece.start + len(piece.tokens)
+    return drawn

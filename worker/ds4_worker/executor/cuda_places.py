@@ -58,8 +58,8 @@ class RopePlaces(msgspec.Struct, frozen=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """Offsets in the block that the host writes for every step and one copy brings over. All are
-    int32."""
+    """Offsets in the block that the host writes for every step and one copy brings over. All but
+    the records are int32."""
 
     live_tokens: int
     live_outputs: int
@@ -67,6 +67,8 @@ class StepInput(msgspec.Struct, frozen=True):
     positions: int
     banks: int
     rows: int  # token of each output
+    sources: int  # of tokens that are pending: which draw of the step before; -1
+    samplings: int  # records of native/sampler.h
     shifted: dict[int, int]  # positions of ropes that shift them, by shift
     n_bytes: int
 
@@ -76,10 +78,12 @@ class StepInput(msgspec.Struct, frozen=True):
         arena.take(8)
         tokens, positions, banks = (arena.take(4 * config.batch_tokens) for _ in range(3))
         rows = arena.take(4 * config.batch_outputs)
+        sources = arena.take(4 * config.batch_tokens)
+        samplings = arena.take(SAMPLING_BYTES * config.batch_outputs)
         shifted = {
             shift: arena.take(4 * config.batch_tokens) for shift in sorted(set(shifts) - {0})
         }
-        return cls(0, 4, tokens, positions, banks, rows, shifted, arena.n_bytes)
+        return cls(0, 4, tokens, positions, banks, rows, sources, samplings, shifted, arena.n_bytes)
 
     def positions_of(self, shift: int) -> int:
         return self.shifted[shift] if shift else self.positions
@@ -100,7 +104,7 @@ class Places(msgspec.Struct, frozen=True):
     partials: int  # of attention, in "work"
     experts: tuple[int, int, int]  # columns by expert, their tiles, how many; in "work"
     scores: int  # of rows that an index picks from, in "work"
-    draws: tuple[int, int, int]  # sampling records and draws in "draws", scratch in "work"
+    draws: tuple[int, int, int]  # draws and their tokens in "draws", scratch in "work"
     blocks: dict[str, int]
 
 
@@ -136,8 +140,8 @@ def plan_places(
     scores = work.take(4 * config.batch_tokens * index_rows_of(image, config))
     drawing = Arena()
     draws = (
-        drawing.take(SAMPLING_BYTES * config.batch_outputs),
         drawing.take(SAMPLED_BYTES * config.batch_outputs),
+        drawing.take(4 * config.batch_outputs),
         work.take(8 * image.vocabulary * config.batch_outputs),
     )
     return Places(
@@ -253,8 +257,9 @@ class Addresses:
         self.partials = self._work + places.partials
         columns, tiles, count = places.experts
         self.experts = (self._work + columns, self._work + tiles, self._work + count)
-        samplings, sampled, scratch = places.draws
-        self.samplings, self.sampled = blocks["draws"] + samplings, blocks["draws"] + sampled
+        sampled, drawn, scratch = places.draws
+        self.samplings = self.step + places.step.samplings
+        self.sampled, self.drawn = blocks["draws"] + sampled, blocks["draws"] + drawn
         self.sample_scratch = self._work + scratch
         self.ones, self.scores = self._fixed + places.ones, self._work + places.scores
 

@@ -50,8 +50,8 @@ def draw_launch(image: im.Image, at: Addresses, rows: int) -> Planned:
     logits, kernel = at.slot(image.logits_slot), ks.KERNELS["sample"]
     parameters = ks.Sample(
         logits=logits.address, logits_stride=logits.stride, samplings=at.samplings,
-        sampled=at.sampled, scratch=at.sample_scratch, live=at.live(im.SPACE_OUTPUTS), rows=rows,
-        vocabulary=image.vocabulary,
+        sampled=at.sampled, tokens=at.drawn, scratch=at.sample_scratch,
+        live=at.live(im.SPACE_OUTPUTS), rows=rows, vocabulary=image.vocabulary,
     )  # fmt: skip
     return Planned(ks.Unit(kernel.file), "sample", parameters, kernel.launch(parameters))
 
@@ -87,7 +87,7 @@ class Program(CompressedLaunches):
         self._tokens = tokens
         self._rows = (tokens, min(tokens, self._config.batch_outputs))
         self._sorted = im.NONE
-        planned = [self._angles(turn) for turn in self._places.turns]
+        planned = [self._pending(), *map(self._angles, self._places.turns)]
         for section in self._image.sections:
             for ops in fused(section.ops, self._formats):
                 planned += self._translate(section.space, ops)

@@ -54,6 +54,14 @@ class RowLaunches:
             kind = QuantType(weight.ggml_type).name
             raise KeyError(f"weights of {kind} in layout {weight.layout}") from error
 
+    def _pending(self) -> Planned:
+        """Tokens that the step before drew take their places."""
+        step = self._places.step
+        return self._planned("pending_tokens", ks.Rowwise(
+            x=self._at.drawn, b=self._at.step + step.sources, y=self._at.step + step.tokens,
+            live=self._at.live(im.SPACE_TOKENS), rows=self._tokens, width=1,
+        ))  # fmt: skip
+
     def _angles(self, turn: Turn) -> Planned:
         rope, how = self._at.rope(turn), self._image.ropes[turn.rope]
         half = how.rope_dim // 2

@@ -9,12 +9,12 @@ them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ds4_common.errors import StepRefused
-from ds4_worker.executor.api import Slice
+from ds4_worker.executor.api import PENDING, Slice
 
 
 class StepLimits(msgspec.Struct, frozen=True):
@@ -65,15 +65,16 @@ class StepChecks:
         """Checks a copy and books it."""
         self._history(history).copy_page(source, target, tokens)
 
-    def check(self, slices: Sequence[Slice]) -> int:
-        """Raises StepRefused; returns the output rows that the slices ask for."""
+    def check(self, slices: Sequence[Slice], pending: Mapping[int, int] | None = None) -> int:
+        """Raises StepRefused; returns the output rows that the slices ask for. `pending`: banks
+        whose next token lies on the device, and its position."""
         limits = self._limits
         if not 0 < len(slices) <= limits.banks:
             raise StepRefused(f"step: got {len(slices)} slices, expected 1 to {limits.banks}")
         banks: set[int] = set()
         tokens = rows = 0
         for number, piece in enumerate(slices):
-            self._check_slice(number, piece, banks)
+            self._check_slice(number, piece, banks, pending or {})
             tokens += len(piece.tokens)
             rows += len(piece.checks) + 1 if piece.sample is not None else 0
         if tokens > limits.batch_tokens:
@@ -94,7 +95,9 @@ class StepChecks:
             raise StepRefused(f"history: got {number}, expected below {len(self._histories)}")
         return self._histories[number]
 
-    def _check_slice(self, number: int, piece: Slice, banks: set[int]) -> None:
+    def _check_slice(
+        self, number: int, piece: Slice, banks: set[int], pending: Mapping[int, int]
+    ) -> None:
         limits, count = self._limits, len(piece.tokens)
         where = f"slice {number} (bank {piece.bank})"
         if not 0 <= piece.bank < limits.banks:
@@ -107,13 +110,20 @@ class StepChecks:
                 f"{where}: got {count} tokens at position {piece.start}, expected 1 or more within"
                 f" the context of {limits.context_tokens}"
             )
+        if piece.checks and (piece.sample is None or len(piece.checks) >= count):
+            raise StepRefused(f"{where}: got {len(piece.checks)} checks of {count} tokens")
+        if count == 1 and piece.tokens[0] == PENDING:
+            if pending.get(piece.bank) != piece.start:
+                raise StepRefused(
+                    f"{where}: a pending token at position {piece.start}, expected one that the"
+                    " step before drew on the device for this bank and position"
+                )
+            return
         for token in piece.tokens:
             if not 0 <= token < limits.vocabulary:
                 raise StepRefused(
                     f"{where}: token: got {token}, expected below {limits.vocabulary}"
                 )
-        if piece.checks and (piece.sample is None or len(piece.checks) >= count):
-            raise StepRefused(f"{where}: got {len(piece.checks)} checks of {count} tokens")
 
 
 class _History:

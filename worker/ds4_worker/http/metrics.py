@@ -88,6 +88,13 @@ def _sequences(stats: EngineStats, admission: Admission) -> Iterator[Metric]:
 
 def _work(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("ds4_steps", "Executor calls", stats.steps)
+    yield _counter(
+        "ds4_steps_ahead", "Of these, sent off before the results of the one before",
+        stats.steps_ahead,
+    )  # fmt: skip
+    yield _counter(
+        "ds4_rows_discarded", "Rows of steps whose sequences had ended", stats.rows_discarded
+    )
     yield _counter("ds4_prompt_tokens", "Prompt tokens processed", stats.prompt_tokens)
     yield _counter("ds4_generated_tokens", "Tokens sampled", stats.generated_tokens)
     yield _counter(

@@ -1,0 +1,248 @@
+"""What two steps under way are held to on a CUDA device, as functions of a process that sees one.
+
+Each returns plain data for the test to judge; what is right is what the CPU executor gives, one
+step at a time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_case
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ds4_common.errors import Ds4Error, ExecutorFailure, StepRefused
+from ds4_worker.engine.api import Failed, Finished, Generation, Output, ReasoningSpan, Speculate
+from ds4_worker.engine.core import EngineCore
+from ds4_worker.executor.api import PENDING, Executor, ExecutorConfig, Sampled, Sampling, Slice
+from ds4_worker.executor.cuda import CudaExecutor
+from golden import tiny
+from helpers.cuda_claims import BASE, bench, ids, llama
+from helpers.executors import cpu_executor, generate
+from helpers.fake_model import ByteDetokenizer
+from helpers.prepared import Prepared, prepare_file
+from helpers.stride import Stride
+
+CONFIG = replace(BASE, context_tokens=192, batch_tokens=24, batch_outputs=24)
+Arrivals = Sequence[tuple[int, Generation]]
+GREEDY, RANDOM = {"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "top_k": 40}
+PLAIN: list[dict[str, Any]] = [
+    {**GREEDY},
+    {**RANDOM, "seed": 3},
+    {**RANDOM, "eos_ids": frozenset(range(0, 320, 7))},
+    {"min_p": 0.02, "eos_ids": frozenset(range(1, 320, 9))},
+    {**RANDOM, "seed": 11, "eos_ids": frozenset({5})},
+    {**GREEDY, "reasoning": ReasoningSpan(close=(4, 5), opened=True)},
+    {**RANDOM, "seed": 5, "pieces": True},
+]
+HOST: list[dict[str, Any]] = [
+    {**RANDOM, "logprobs": 2, "stop_token_sequences": tuple((t,) for t in range(1, 320, 40))},
+    {**RANDOM, "stop_strings": tuple(map(chr, range(33, 127, 31)))},
+    {**RANDOM, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {**GREEDY, "logit_bias": ((5, 4.0), (7, -100.0))},
+    {"grammar": Stride(12), "reasoning": ReasoningSpan(close=(4, 5), opened=True, budget=3)},
+    {**GREEDY, "prompt_logprobs": 1},
+    {**RANDOM, "ignore_eos": True, "eos_ids": frozenset(range(0, 320, 3))},
+]
+
+
+def requests(kinds: Sequence[dict[str, Any]], vocabulary: int, turns: int) -> Arrivals:
+    """Two of each kind, whose prompts begin alike, as they arrive."""
+    found = []
+    for number, fields in enumerate((*kinds, *kinds)):
+        prompt = ids(80 + 3 * (number % 4), 1, vocabulary) + ids(number, number, vocabulary)
+        how = {"seed": number, **fields}
+        count = 4 + number % 9 * 3
+        wanted = Generation(prompt=prompt, max_tokens=count, **how)
+        found.append((number * turns, wanted))
+    return found
+
+
+def answers(
+    executor: Executor, arrivals: Arrivals, speculate: Speculate, cancelled: Sequence[int] = ()
+) -> tuple[list[list[Any]], EngineCore]:
+    """All that readers may see of each, but times and what the cache saved; `cancelled` are when
+    they have seen three tokens."""
+    core = EngineCore(
+        executor, ByteDetokenizer, prefill_chunk=20, live_chunk=9, speculate=speculate
+    )
+    sequences = [core.sequence(wanted) for _, wanted in arrivals]
+    numbers = {sequence: number for number, sequence in enumerate(sequences)}
+    seen: list[list[Any]] = [[] for _ in sequences]
+    turn, busy = 0, True
+    while busy or turn <= max(arrival for arrival, _ in arrivals):
+        for (arrival, _), sequence in zip(arrivals, sequences, strict=True):
+            if arrival == turn:
+                core.submit(sequence)
+        events = core.step()
+        busy, turn = events is not None, turn + 1
+        for sequence, event in events or []:
+            number = numbers[sequence]
+            if isinstance(event, Output) and event.tokens:
+                seen[number].append((event.tokens, event.text, event.logprobs, event.pieces))
+            elif isinstance(event, Output):  # in pieces, as the prompt was cut
+                seen[number] += event.prompt_logprobs or []
+            elif isinstance(event, Finished):
+                seen[number].append((event.reason, event.stop, event.completion_tokens))
+            elif isinstance(event, Failed):
+                seen[number].append(event)
+            if number in cancelled and len(seen[number]) == 3:
+                core.cancel(sequence)
+    return seen, core
+
+
+def mixes(
+    kinds: Sequence[dict[str, Any]],
+    speculate: Speculate,
+    turns: int,
+    cancelled: Sequence[int] = (),
+    case: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    """Requests of those kinds through the engine on both executors."""
+    prepared, vocabulary = (llama(), 320) if case is None else _family(*case)
+    arrivals = requests(kinds, vocabulary, turns)
+    cpu, cuda = cpu_executor(prepared, CONFIG), bench().executor(prepared, CONFIG)
+    taken = cuda.allocated
+    try:
+        expected, plain = answers(cpu, arrivals, speculate, cancelled)
+        found, core = answers(cuda, arrivals, speculate, cancelled)
+        kept = core.scheduler.memory
+        return {
+            "equal": [a == b for a, b in zip(found, expected, strict=True)],
+            "ahead": (plain.stats.steps_ahead, core.stats.steps_ahead),
+            "discarded": core.stats.rows_discarded,
+            "steps": core.stats.steps,
+            "allocated": cuda.allocated - taken,
+            "pages": kept.pool.total - kept.cache.available,
+        }
+    finally:
+        cpu.close()
+        cuda.close()
+
+
+def _family(family: str, name: str) -> tuple[Prepared, int]:
+    case = next(case for case in tiny.cases_of(family) if case.name == name)
+    metadata = {**case.metadata, "context_length": CONFIG.context_tokens}
+    if "attention.sliding_window" in metadata:
+        metadata["attention.sliding_window"] = 40
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny.write_gguf(replace_case(case, metadata=metadata), Path(folder) / "case.gguf")
+        prepared = prepare_file(path)
+    return prepared, len(tiny.TEXTS)
+
+
+# ---- the boundary --------------------------------------------------------------------------------
+
+
+def pending_tokens(how: Sampling, count: int) -> list[bool]:
+    """Three banks decode, each step sent off before the one before is collected; compared with the
+    CPU, one step at a time. In every second step two of them only, and in another order."""
+    prompts = [ids(5 + 9 * bank, bank) for bank in range(3)]
+    cpu, cuda = cpu_executor(llama(), CONFIG), bench().executor(llama(), CONFIG)
+    try:
+        expected = [generate(cpu, p, count, how, bank) for bank, p in enumerate(prompts)]
+        drawn: list[list[Sampled | None]] = [[], [], []]
+        for bank, prompt in enumerate(prompts):
+            cuda.step([Slice(bank, 0, prompt[:-1])])
+        order = [0, 1, 2]
+        slices = [_at(b, len(p) - 1, p[-1], how, 0) for b, p in enumerate(prompts)]
+        sent = [order]
+        cuda.submit(slices)
+        for index in range(1, count):
+            order = order[::-1]
+            last = [Slice(b, len(prompts[b]) - 1 + index, (PENDING,)) for b in order]
+            cuda.submit([replace(piece, sample=replace(how, index=index)) for piece in last])
+            sent.append(order)
+            for bank, sampled in zip(sent.pop(0), cuda.collect(), strict=True):
+                drawn[bank].append(sampled)
+        for bank, sampled in zip(sent.pop(0), cuda.collect(), strict=True):
+            drawn[bank].append(sampled)
+        return [drawn[bank] == expected[bank] for bank in range(3)]
+    finally:
+        cpu.close()
+        cuda.close()
+
+
+def _at(bank: int, position: int, token: int, how: Sampling, index: int) -> Slice:
+    return Slice(bank, position, [token], replace(how, index=index))
+
+
+def failed_draw() -> list[Any]:
+    """A draw that fails with a step behind it: its error, and that the neighbour's go on."""
+    cpu, cuda = cpu_executor(llama(), CONFIG), bench().executor(llama(), CONFIG)
+    greedy, bad = Sampling(temperature=0.0), Sampling(forced=1 << 20)
+    try:
+        good = generate(cpu, ids(9), 3, greedy)
+        cuda.submit([Slice(1, 0, ids(4), bad), Slice(0, 0, ids(9), greedy)])
+        cuda.submit([Slice(0, 9, [PENDING], greedy), Slice(1, 4, [PENDING], greedy)])
+        first = cuda.collect()
+        cuda.submit([Slice(0, 10, [PENDING], greedy)])
+        second, third = cuda.collect(), cuda.collect()
+        return [
+            first[0] is not None and first[0].error,
+            [first[1], second[0], third[0]] == good,
+        ]
+    finally:
+        cpu.close()
+        cuda.close()
+
+
+def refusals() -> dict[str, str]:
+    """Why each of these is refused, and that nothing comes of it."""
+    greedy = Sampling(temperature=0.0)
+    found = {}
+    attempts: dict[str, Callable[[CudaExecutor], object]] = {
+        "wrong position": lambda cuda: cuda.submit([Slice(0, 10, [PENDING], greedy)]),
+        "nothing drawn": lambda cuda: cuda.submit([Slice(1, 0, [PENDING], greedy)]),
+        "among others": lambda cuda: cuda.submit([Slice(0, 9, [PENDING, 3], greedy)]),
+        "host beside": lambda cuda: cuda.submit([Slice(1, 0, [1], Sampling(logprobs=1))]),
+        "scores beside": lambda cuda: cuda.score(Slice(1, 0, [1]), [1], 0),
+    }
+    for name, attempt in attempts.items():
+        cuda = bench().executor(llama(), CONFIG)
+        cuda.submit([Slice(0, 0, ids(9), greedy)])
+        found[name] = _refusal(lambda a=attempt, c=cuda: a(c))  # type: ignore[misc]
+        first = cuda.collect()
+        cuda.submit([Slice(0, 9, [PENDING], greedy)])
+        assert cuda.collect() == cuda.step([Slice(0, 9, [first[0].token], greedy)])  # type: ignore[union-attr]
+        cuda.close()
+    cuda = bench().executor(llama(), CONFIG)
+    found["nothing under way"] = _refusal(cuda.collect)
+    cuda.step([Slice(0, 0, ids(9), Sampling(logprobs=1))])
+    found["drawn by the host"] = _refusal(lambda: cuda.submit([Slice(0, 9, [PENDING], greedy)]))
+    cuda.submit([Slice(0, 0, ids(9), greedy)])
+    cuda.submit([Slice(0, 9, [PENDING], greedy)])
+    found["a third"] = _refusal(lambda: cuda.submit([Slice(0, 10, [PENDING], greedy)]))
+    cuda.close()  # with two under way
+    return found
+
+
+def _refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except StepRefused as error:
+        return str(error)
+    return ""
+
+
+def breaks_with(config: ExecutorConfig = CONFIG) -> list[Any]:
+    """What ends an engine whose device breaks with a step under way, and what is left of it."""
+    cuda = bench().executor(llama(), config)
+    core = EngineCore(cuda, ByteDetokenizer)
+    sequences = [core.sequence(Generation(prompt=ids(9, n), max_tokens=30)) for n in range(3)]
+    for sequence in sequences:
+        core.submit(sequence)
+    try:
+        while core.step() is not None:
+            pass
+    except ExecutorFailure as error:
+        ahead, kind = core.stats.steps_ahead, [type(error).__name__, error.exit_code]
+        failed = core.fail_all(Failed(500, "gone", "engine_failure"))
+        core.close()
+        return [*kind, ahead > 0, len(failed)]
+    except Ds4Error as error:
+        return [type(error).__name__, error.exit_code]
+    return []

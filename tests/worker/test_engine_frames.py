@@ -1,0 +1,443 @@
+"""Two steps under way: what changes is when a token is computed, and nothing that anybody sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds4_common.errors import ExecutorFailure
+from ds4_worker.engine.api import (
+    Event,
+    Failed,
+    Finished,
+    Generation,
+    Output,
+    ReasoningSpan,
+    Speculate,
+)
+from ds4_worker.engine.core import EngineCore
+from ds4_worker.engine.sequence import Sequence
+from ds4_worker.executor.api import PENDING, ExecutorConfig, Sampling, Slice, WindowPages
+from helpers.fake_executor import FakeExecutor, failing_after
+from helpers.fake_model import VOCABULARY, ByteDetokenizer
+from helpers.lazy_executor import LazyExecutor
+from helpers.stride import Stride
+
+CONTEXT = 64
+PAGE = 4
+
+
+def make_core(
+    lazy: bool = True,
+    *,
+    banks: int = 3,
+    pages: int = 0,
+    chunk: int = 64,
+    speculate: Speculate = "off",
+    recall: int | None = None,
+    divisible: bool = True,
+    choose: Callable[[list[int]], int] | None = None,
+    before_step: Callable[[], None] | None = None,
+    frames: int = 2,
+) -> EngineCore:
+    config = ExecutorConfig(
+        banks=banks, context_tokens=CONTEXT, pages=pages, batch_tokens=chunk + banks
+    )
+    executor = (LazyExecutor if lazy else FakeExecutor)(
+        config,
+        vocabulary=VOCABULARY,
+        page_tokens=PAGE,
+        recall=recall,
+        divisible=divisible,
+        choose=choose,
+        before_step=before_step,
+    )
+    return EngineCore(
+        executor,
+        ByteDetokenizer,
+        prefill_chunk=chunk,
+        live_chunk=max(1, chunk // 2),
+        speculate=speculate,
+        frames=frames,
+    )
+
+
+def lazy_of(core: EngineCore) -> LazyExecutor:
+    assert isinstance(core._executor, LazyExecutor)
+    return core._executor
+
+
+def item(prompt: list[int], max_tokens: int = 8, **fields: Any) -> Generation:
+    return Generation(prompt=prompt, max_tokens=max_tokens, **fields)
+
+
+def run(core: EngineCore, *items: Generation) -> list[list[Event]]:
+    sequences = [core.sequence(wanted) for wanted in items]
+    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
+    for sequence in sequences:
+        core.submit(sequence)
+    while (batch := core.step()) is not None:
+        for sequence, event in batch:
+            events[sequence].append(event)
+    return [events[sequence] for sequence in sequences]
+
+
+def seen(events: list[Event]) -> list[object]:
+    """All that a reader may see, but times and what the cache saved."""
+    return [
+        (event.tokens, event.text, event.logprobs, event.pieces, event.prompt_logprobs)
+        if isinstance(event, Output)
+        else (event.reason, event.stop, event.completion_tokens)
+        if isinstance(event, Finished)
+        else event
+        for event in events
+    ]
+
+
+def run_to_the_end(core: EngineCore) -> None:
+    while core.step() is not None:
+        pass
+
+
+def counting(history: list[int]) -> int:
+    """The next token is the last one and one."""
+    return (history[-1] + 1) % 250
+
+
+# --- any mix --------------------------------------------------------------------------------
+
+FIELDS = st.sampled_from(
+    [
+        {},
+        {},
+        {},
+        {"temperature": 0.0},
+        {"logprobs": 2},
+        {"prompt_logprobs": 1},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": ((3, -100.0),)},
+        {"ignore_eos": True},
+        {"grammar": Stride(9)},
+        {"grammar": Stride(30, frozenset(range(0, 250, 7)))},
+        {"reasoning": ReasoningSpan(close=(4, 5), opened=True, budget=3)},
+        {"reasoning": ReasoningSpan(close=(4, 5), opened=True)},
+        {"stop_token_sequences": tuple((token,) for token in range(0, 260, 9))},
+        {"stop_token_sequences": tuple((token, 7) for token in range(260))},
+        {"stop_strings": tuple(chr(code) for code in range(0, 128, 5))},
+        {"stop_strings": tuple(chr(code) + "a" for code in range(128))},
+        {"pieces": True},
+        {"reuse_prefix": False},
+    ]
+)
+ENDS = st.sampled_from([frozenset(), frozenset({256}), frozenset(range(0, 260, 5))])
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 1), min_size=1, max_size=20),  # so that beginnings are shared
+        st.integers(1, 20),
+        st.integers(0, 3),  # seed
+        FIELDS,
+        ENDS,
+        st.integers(0, 12),  # the turn of its arrival
+        st.integers(0, 40),  # the turn of its cancellation, if it still runs then
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    items=REQUESTS,
+    banks=st.integers(1, 3),
+    pages=st.integers(12, 40),
+    chunk=st.integers(1, 30),
+    recall=st.sampled_from([None, None, 2]),
+    speculate=st.sampled_from(["off", "off", 3, "auto"]),
+    divisible=st.booleans(),
+)
+def test_every_mix_of_requests_gives_what_each_gives_alone_and_one_step_at_a_time(
+    items: list[tuple[Any, ...]],
+    banks: int,
+    pages: int,
+    chunk: int,
+    recall: int | None,
+    speculate: Speculate,
+    divisible: bool,
+) -> None:
+    core = make_core(
+        banks=banks, pages=pages, chunk=chunk, recall=recall, speculate=speculate,
+        divisible=divisible,
+    )  # fmt: skip
+    wanted = [
+        item(prompt, count, seed=seed, eos_ids=ends, **fields)
+        for prompt, count, seed, fields, ends, *_ in items
+    ]
+    sequences = [core.sequence(generation) for generation in wanted]
+    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
+    cancelled: set[Sequence] = set()
+    turn, busy = 0, True
+    while busy or turn <= 12:
+        for sequence, (*_, arrival, end) in zip(sequences, items, strict=True):
+            if arrival == turn:
+                core.submit(sequence)
+            if arrival < turn == end and not isinstance(events[sequence][-1:], Finished):
+                core.cancel(sequence)
+                cancelled.add(sequence)
+        batch = core.step()
+        busy = batch is not None
+        for sequence, event in batch or []:
+            events[sequence].append(event)
+        turn += 1
+    for sequence, generation in zip(sequences, wanted, strict=True):
+        alone = seen(run(make_core(False, banks=1, recall=recall), generation)[0])
+        if generation.prompt_logprobs >= 0:  # they come in pieces, as the prompt is cut
+            alone, found = drawn(alone), drawn(seen(events[sequence]))
+        else:
+            found = seen(events[sequence])
+        assert found == alone[: len(found)] if sequence in cancelled else found == alone
+    scheduler = core.scheduler
+    assert scheduler.memory.cache.available == scheduler.memory.pool.total
+    assert not scheduler.running
+    assert not scheduler.waiting
+
+
+def drawn(events: list[Any]) -> list[object]:
+    return [event for event in events if not isinstance(event, tuple) or event[0] != []]
+
+
+def test_the_mixes_do_run_two_steps_at_once() -> None:
+    core = make_core()
+    run(core, item([1], 20), item([2, 3], 9), item([1, 5], 14, temperature=0.0))
+    assert core.stats.steps == 20
+    assert core.stats.steps_ahead == 19
+    assert lazy_of(core).most_under_way == 2
+
+
+def test_one_frame_is_what_was_asked_for() -> None:
+    core = make_core(frames=1)
+    run(core, item([1], 20))
+    assert core.stats.steps_ahead == 0
+    assert lazy_of(core).most_under_way == 1
+
+
+# --- what needs the host ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "ahead"),
+    [
+        ({}, 9),
+        ({"pieces": True, "temperature": 0.0}, 9),
+        ({"eos_ids": frozenset({200})}, 9),
+        ({"reasoning": ReasoningSpan(close=(200,), opened=True)}, 9),
+        ({"logprobs": 0}, 0),
+        ({"presence_penalty": 0.5}, 0),
+        ({"logit_bias": ((3, 1.0),)}, 0),
+        ({"ignore_eos": True, "eos_ids": frozenset({200})}, 0),
+        ({"grammar": Stride()}, 0),
+        ({"reasoning": ReasoningSpan(close=(200,), opened=True, budget=30)}, 0),
+        ({"reasoning": ReasoningSpan(close=(14,), opened=True, budget=30)}, 4),
+        ({"stop_strings": ("zz",)}, 0),
+        ({"stop_token_sequences": ((99,),)}, 0),
+    ],
+    ids=str,
+)
+def test_a_step_follows_at_once_only_where_nothing_of_it_needs_the_host(
+    fields: dict[str, Any], ahead: int
+) -> None:
+    """Of ten steps: the first is the prompt's. Tokens count up from 10. With a budget, none before
+    the delimiter (14) is booked."""
+    wanted = item([8, 9], 10, **fields)
+    core = make_core(choose=counting)
+    expected = run(make_core(False, choose=counting), wanted)
+    assert list(map(seen, run(core, wanted))) == list(map(seen, expected))
+    assert (core.stats.steps, core.stats.steps_ahead) == (10, ahead)
+
+
+def test_one_sequence_that_needs_the_host_holds_up_the_step_of_all() -> None:
+    """Two steps of half the rows would cost more than the wait."""
+    core = make_core()
+    run(core, item([1], 12), item([2], 6, grammar=Stride()))
+    assert [len(step) for step in lazy_of(core).steps] == [2] * 6 + [1] * 6
+    assert core.stats.steps_ahead == 5
+
+
+def test_drafts_wait_for_the_token_before_them_and_the_rest_does_not() -> None:
+    """A sequence that begins to repeat itself."""
+
+    def repeats(history: list[int]) -> int:
+        return len(history) * 7 % 250 if len(history) < 20 else history[-5]
+
+    wanted = item([1, 2, 3], 50, eos_ids=frozenset({255}))
+    core = make_core(choose=repeats, speculate=4, banks=1)
+    plain = run(make_core(False, choose=repeats, banks=1), wanted)
+    assert list(map(seen, run(core, wanted))) == list(map(seen, plain))
+    assert core.stats.steps_ahead >= 15
+    assert core.stats.draft_tokens_accepted >= 15
+    tokens = [piece.tokens for step in lazy_of(core).steps for piece in step]
+    assert max(map(len, tokens)) == 5
+
+
+def test_a_prompt_is_not_kept_waiting_by_steps_sent_ahead() -> None:
+    core = make_core(banks=2, chunk=8)
+    core.submit(core.sequence(item([1], 30)))
+    for _ in range(4):
+        core.step()
+    late = core.sequence(item(list(range(20)), 3))
+    core.submit(late)
+    core.step()  # what was under way when it came
+    assert late.bank < 0
+    core.step()
+    assert late.consumed > 0
+    steps = core.stats.steps_ahead
+    while late.prefilling:
+        core.step()
+    assert core.stats.steps_ahead <= steps + 1, "only behind the end of the prompt"
+
+
+def test_a_bank_that_is_about_to_be_free_is_given_on_at_once() -> None:
+    core = make_core(banks=2)
+    core.submit(core.sequence(item([1], 4)))
+    core.submit(core.sequence(item([2], 30)))
+    waiting = core.sequence(item([3], 4))
+    core.submit(waiting)
+    for _ in range(4):
+        core.step()
+    assert core.stats.steps_ahead == 3
+    core.step()
+    assert waiting.output
+
+
+def test_a_step_ahead_takes_no_more_pages_of_a_window_than_were_reserved() -> None:
+    """The last piece of the prompt, at 15 to 19, holds all three pages that a window of 5 can need;
+    position 20 is in a fourth, so it is for the step after."""
+    most = 3
+    executor = LazyExecutor(
+        ExecutorConfig(banks=1, context_tokens=CONTEXT, batch_tokens=5),
+        vocabulary=VOCABULARY,
+        page_tokens=PAGE,
+        windows=(WindowPages(5, most, most, page_bytes=8),),
+    )
+    core = EngineCore(executor, ByteDetokenizer, prefill_chunk=5, live_chunk=5)
+    ((*_, end),) = run(core, item(list(range(20)), 9))
+    assert isinstance(end, Finished)
+    assert [piece.start for step in executor.steps for piece in step][3:6] == [15, 20, 21]
+    assert core.stats.steps_ahead == 7
+
+
+# --- what is found out late -----------------------------------------------------------------------
+
+
+def test_what_was_computed_behind_the_end_is_nobodys() -> None:
+    wanted = item([8, 9], 30, pieces=True, eos_ids=frozenset({14}))
+    other = item([100], 20)
+    core = make_core(choose=counting)
+    expected = run(make_core(False, choose=counting), wanted, other)
+    assert list(map(seen, run(core, wanted, other))) == list(map(seen, expected))
+    assert core.stats.rows_discarded == 1
+    assert core.stats.generated_tokens == 5 + 20
+    sent = lazy_of(core).steps
+    assert sum(len(step) for step in sent) == 5 + 20 + 1
+
+
+def test_an_end_by_length_is_known_before_and_costs_no_row() -> None:
+    core = make_core()
+    run(core, item([1], 4), item([2], 9))
+    assert core.stats.rows_discarded == 0
+    assert [len(step) for step in lazy_of(core).steps] == [2] * 4 + [1] * 5
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+def test_a_conversation_goes_on_behind_an_end_that_was_found_out_late(divisible: bool) -> None:
+    """Where a page holds state that has run ahead, it is not gone on from."""
+    for place in range(1, 12):
+        core = make_core(choose=counting, divisible=divisible)
+        plain = make_core(False, choose=counting, divisible=divisible)
+        first = item([1, 2, 3], 30, eos_ids=frozenset({3 + place}))
+        assert list(map(seen, run(core, first))) == list(map(seen, run(plain, first)))
+        assert core.stats.rows_discarded == 1
+        more = item([*range(1, 4 + place), 77, 78, 79], 6)
+        ((*_, last),), ((*_, expected),) = run(core, more), run(plain, more)
+        assert isinstance(last, Finished)
+        assert isinstance(expected, Finished)
+        assert lazy_of(core).prompts[-1] == list(more.prompt)
+        kept = (3 + place - 1) // PAGE * PAGE
+        assert last.reused_prompt_tokens == (expected.reused_prompt_tokens if divisible else kept)
+
+
+def test_a_draw_that_fails_under_a_step_sent_ahead_fails_its_sequence_only() -> None:
+    core = make_core(choose=counting)
+    bad, good = core.sequence(item([1], 30)), core.sequence(item([100], 12))
+    for sequence in (bad, good):
+        core.submit(sequence)
+    for _ in range(3):
+        core.step()
+    lazy_of(core).errors[bad.bank] = "not finite"
+    events: list[tuple[Sequence, Event]] = []
+    while (batch := core.step()) is not None:
+        events += batch
+        lazy_of(core).errors.clear()
+    assert [event for sequence, event in events if sequence is bad] == [
+        Failed(500, "not finite", "sampling_failure")
+    ]
+    assert good.output == list(range(101, 113))
+    assert core.stats.rows_discarded == 1
+
+
+def test_a_cancelled_sequence_leaves_nothing_behind_in_the_step_under_way() -> None:
+    """Its bank and its pages go to the next one while a step still writes them."""
+    core = make_core(choose=counting, banks=1, pages=6)
+    gone = core.sequence(item([1, 2, 3], 20))
+    core.submit(gone)
+    for _ in range(5):
+        core.step()
+    assert core._under_way is not None
+    core.cancel(gone)
+    ((*_, end),) = run(core, item([50] * 9, 12))
+    assert isinstance(end, Finished)
+    assert core.stats.rows_discarded == 1
+    assert lazy_of(core).prompts[-1] == [50] * 9
+    assert core.scheduler.memory.cache.available == core.scheduler.memory.pool.total
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_an_executor_that_breaks_with_a_step_under_way_ends_everything_once(steps: int) -> None:
+    core = make_core(before_step=failing_after(steps))
+    sequences = [core.sequence(item([n], 20)) for n in range(3)]
+    for sequence in sequences:
+        core.submit(sequence)
+    with pytest.raises(ExecutorFailure):
+        run_to_the_end(core)
+    failure = Failed(500, "gone", "engine_failure")
+    assert core.fail_all(failure) == [(sequence, failure) for sequence in sequences]
+    assert core.scheduler.memory.cache.available == core.scheduler.memory.pool.total
+
+
+# --- the stand-in of such an executor ---------------------------------------------------------
+
+
+def test_the_lazy_executor_refuses_what_an_executor_of_frames_refuses() -> None:
+    def ready() -> LazyExecutor:
+        executor = LazyExecutor(ExecutorConfig(banks=2, context_tokens=CONTEXT), page_tokens=PAGE)
+        for bank in range(2):
+            executor.set_page(bank, 0, bank)
+        executor.submit([Slice(0, 0, [1], Sampling())])
+        return executor
+
+    for refused in (
+        [Slice(0, 1, [PENDING], Sampling(logprobs=1))],
+        [Slice(0, 2, [PENDING], Sampling())],
+        [Slice(1, 0, [PENDING], Sampling())],
+        [Slice(0, 1, [PENDING, 1], Sampling())],
+    ):
+        with pytest.raises((AssertionError, KeyError)):
+            ready().submit(refused)
+    executor = ready()
+    executor.submit([Slice(0, 1, [PENDING], Sampling())])
+    with pytest.raises(AssertionError):
+        executor.submit([Slice(0, 2, [PENDING], Sampling())])
+    assert executor.collect() != executor.collect()
