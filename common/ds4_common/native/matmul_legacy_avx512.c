@@ -108,9 +108,8 @@ KERNEL(q5_0_x8, DS4_Q5_0)
 KERNEL(q5_1_x8, DS4_Q5_1)
 KERNEL(q8_0_x8, DS4_Q8_0)
 
-/* NULL where the AVX2 kernel serves: raw blocks. */
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout) {
-    if (layout != DS4_LAYOUT_X8) return NULL;
+    if (layout != DS4_LAYOUT_X8) return ds4_matmul_avx512_blocks(type);
     switch (type) {
     case DS4_Q4_0: return q4_0_x8;
     case DS4_Q4_1: return q4_1_x8;

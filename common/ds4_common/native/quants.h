@@ -203,6 +203,7 @@ ds4_matmul_fn ds4_matmul_avx2_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avx512_blocks(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_rows(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout);
