@@ -123,6 +123,36 @@ def test_half_precision_is_that_of_the_vendor_s_header() -> None:
     assert ((got[~number, 1] & 0x7FFF) > 0x7C00).all()
 
 
+def test_a_launch_that_no_device_takes_is_refused_with_its_sizes() -> None:
+    most = cases().most_threads("early")
+    for grid, block, shared in (
+        ((0, 1, 1), (32, 1, 1), 0),
+        ((1 << 31, 1, 1), (32, 1, 1), 0),
+        ((1, 65536, 1), (32, 1, 1), 0),
+        ((1, 1, 65536), (32, 1, 1), 0),
+        ((1, 1, 1), (most + 1, 1, 1), 0),
+        ((1, 1, 1), (1, 1, 65), 0),
+        ((1, 1, 1), (1 << 31, 2, 1), 0),  # more than 32 bits count
+        ((1, 1, 1), (32, 1, 1), (227 << 10) + 1),
+    ):
+        with pytest.raises(KernelFault, match=r"early: 1: early: no device launches a grid of \("):
+            cases().run("early", Case(), Launch(grid, block, shared))
+
+
+def test_a_unit_may_have_any_number_of_kernels(tmp_path: Path) -> None:
+    source = tmp_path / "many.cu"
+    one = "DS4_KERNEL(k{0}, many_case, 32, 1) {{ if (!threadIdx.x) *(int *)p.out = {0}; }}\n"
+    head = '#include "intrinsics.h"\nstruct many_case { uint64_t in, out; int n, flag; };\n'
+    source.write_text(head + "".join(one.format(i) for i in range(150)))
+    module = HostModule(build(source))
+    assert module.names == [f"k{i}" for i in range(150)]
+    out = np.zeros(1, np.int32)
+    for i in (0, 63, 64, 149):
+        assert module.parameter_bytes(f"k{i}") == ctypes.sizeof(Case)
+        module.run(f"k{i}", Case(out=address(out)), Launch((1, 1, 1), (32, 1, 1)))
+        assert out[0] == i
+
+
 # --- under the sanitizers ---
 
 

@@ -14,6 +14,7 @@ from ds4_common.quants.native import Isa
 from ds4_owner.artifacts import artifact_bytes, build_artifact
 from ds4_worker.cuda import kernels
 from ds4_worker.cuda.kernels import Launch, Unit, weight_unit
+from ds4_worker.cuda.limits import GRID_LIMITS
 from ds4_worker.cuda.parameters import Embed, MatmulExperts, Matvec, SortExperts
 from helpers.cuda_kernels import F32, KernelFault, Memory, address, module_of
 from helpers.quant_blocks import (
@@ -275,6 +276,57 @@ def test_without_routes_there_is_a_matrix_per_head() -> None:
     everything = case.expected()
     expected = np.stack([everything[:, h, h] for h in range(heads)], 1)
     np.testing.assert_array_equal(bits(y), bits(expected.reshape(tokens, -1)))
+
+
+BEYOND = GRID_LIMITS[1] + 11
+
+
+@pytest.mark.parametrize("quant", [*FLOAT_TYPES, QuantType.Q8_0], ids=lambda q: q.name)
+def test_more_places_of_tokens_than_a_grid_has_in_y_are_all_computed(quant: QuantType) -> None:
+    rng = np.random.default_rng(9)
+    cols, experts, used = columns_of(quant, 1), 2, 2
+    tokens = BEYOND // used
+    raw = plausible_blocks(rng, quant, experts, cols)
+    few = Case(quant, raw, cols, activations(rng, 5, cols)[:, None], experts)
+    expected = few.expected()[:, 0, :, 0]  # [5, experts]
+    acts = few.memory.array((tokens, few.acts.shape[-1]), np.uint8)
+    acts[:] = few.acts[np.arange(tokens) % 5, 0]
+    routes = few.memory.array((tokens, used), np.float32)
+    routes[:] = np.stack([np.arange(tokens) // 3 % 2, np.arange(tokens) // 7 % 2], 1)
+    y = few.memory.array((tokens, used), np.float32)
+    p = Matvec(
+        weight=address(few.weight), acts=address(acts), y=address(y), routes=address(routes),
+        act_stride=acts.strides[0], y_stride=y.strides[0], route_stride=routes.strides[0],
+        rows=1, cols=cols, columns=tokens, experts=experts, used=used, act_columns=1,
+    )  # fmt: skip
+    launch = kernels.matvec_experts_launch(p, quant)
+    assert tokens * used > GRID_LIMITS[1]
+    assert launch.grid[2] > 1
+    few.run("matvec_experts", p, launch)
+    number = np.arange(tokens)[:, None] % 5
+    np.testing.assert_array_equal(bits(y), bits(expected[number, routes.astype(int)]))
+
+
+def test_tiles_of_experts_beyond_the_y_of_a_grid_are_those_of_the_list() -> None:
+    """A grid as it is folded, made small: tensor cores on 65536 tiles would take minutes here."""
+    quant, rng = QuantType.Q8_0, np.random.default_rng(10)
+    cols, experts, used, tokens, rows = 64, 5, 2, 7, 20
+    raw = plausible_blocks(rng, quant, experts * rows, cols)
+    case = Case(quant, raw, cols, activations(rng, tokens, cols)[:, None], experts)
+    routes = chosen(case, tokens, used, rng)
+    p, y = case.product(tokens, used, routes=address(routes), route_stride=routes.strides[0])
+    y[:] = np.nan
+    sort = SortExperts(
+        routes=address(routes), routes_stride=routes.strides[0], tokens=tokens, used=used,
+        experts=experts, tile_columns=kernels.MATMUL_TILE,
+    )  # fmt: skip
+    tiles = sort_into(case.memory, sort)
+    grouped = MatmulExperts(product=p, sorted=sort.columns, tiles=sort.tiles, n_tiles=sort.n_tiles)
+    assert len(tiles) in (4, 5)
+    case.run("matmul_experts", grouped, Launch((1, 2, 3), (128, 1, 1)))
+    everything = case.expected()[:, 0]
+    expected = [[everything[t, int(routes[t, j])] for j in range(used)] for t in range(tokens)]
+    np.testing.assert_array_equal(bits(y), bits(np.stack(expected).reshape(tokens, -1)))
 
 
 # --- artifacts ---

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -60,6 +61,7 @@ namespace ds4_fibers {
 
 constexpr size_t STACK_BYTES = DS4_FIBERS_ASAN ? 512 << 10 : 64 << 10;
 constexpr int WARP = 32;
+constexpr uint32_t MOST_SHARED = 227 << 10; /* of a block, on any device that kernels are compiled for */
 
 enum State { READY, AT_BLOCK, AT_WARP, DONE };
 
@@ -252,8 +254,17 @@ static uint3 block_index;
 static int32_t launch(const char *name, const ds4_cuda_launch *how, void (*body)(const void *),
                       const void *parameter, uint32_t most_threads) {
     std::lock_guard<std::mutex> guard(one_launch);
-    uint32_t threads = how->block[0] * how->block[1] * how->block[2];
-    if (!threads || threads > most_threads) return 1; /* CUDA_ERROR_INVALID_VALUE */
+    uint64_t threads = uint64_t{how->block[0]} * how->block[1] * how->block[2];
+    bool possible = how->grid[0] <= 0x7fffffff && how->grid[1] <= 65535 && how->grid[2] <= 65535 &&
+                    how->block[2] <= 64 && how->grid[0] && how->grid[1] && how->grid[2] &&
+                    how->dynamic_shared_bytes <= MOST_SHARED;
+    if (!possible || !threads || threads > most_threads) {
+        snprintf(message, sizeof message,
+                 "%s: no device launches a grid of (%u, %u, %u), blocks of (%u, %u, %u) and %u bytes", name,
+                 how->grid[0], how->grid[1], how->grid[2], how->block[0], how->block[1], how->block[2],
+                 how->dynamic_shared_bytes);
+        return 1; /* CUDA_ERROR_INVALID_VALUE */
+    }
     machine.fibers.resize(threads);
     machine.warps.resize((threads + WARP - 1) / WARP);
     machine.body = body;
@@ -263,7 +274,7 @@ static int32_t launch(const char *name, const ds4_cuda_launch *how, void (*body)
     std::vector<uint8_t> dynamic(how->dynamic_shared_bytes + 16);
     uint8_t *base = dynamic.data() + (16 - reinterpret_cast<uintptr_t>(dynamic.data()) % 16) % 16;
     dynamic_base = base;
-    for (uint32_t i = 0; i < threads; i++) {
+    for (uint32_t i = 0; i < uint32_t(threads); i++) {
         machine.fibers[i].number = static_cast<int>(i);
         machine.fibers[i].thread = {i % block_dim.x, i / block_dim.x % block_dim.y,
                                     i / block_dim.x / block_dim.y};
@@ -288,19 +299,20 @@ static int32_t launch(const char *name, const ds4_cuda_launch *how, void (*body)
 
 /* ---- the module table -------------------------------------------------------------------------- */
 
-constexpr uint32_t MOST_KERNELS = 64;
-static ds4_cuda_kernel kernels[MOST_KERNELS];
-static uint32_t sizes[MOST_KERNELS];
+/* Any number of kernels; the table follows where they move to. */
+static std::vector<ds4_cuda_kernel> kernels;
+static std::deque<uint32_t> sizes;
 extern "C" {
 __attribute__((visibility("default"))) ds4_cuda_module ds4_cuda_module_table = {
-    DS4_CUDA_MODULE_ABI, 0, 0, kernels, nullptr};
+    DS4_CUDA_MODULE_ABI, 0, nullptr};
 }
 
 struct Registrar {
     Registrar(const char *name, ds4_cuda_entry entry, size_t bytes, uint32_t threads) {
-        uint32_t i = ds4_cuda_module_table.kernel_count++;
-        sizes[i] = static_cast<uint32_t>(bytes);
-        kernels[i] = {name, entry, sizes + i, 1, threads, 0};
+        sizes.push_back(static_cast<uint32_t>(bytes));
+        kernels.push_back({name, entry, &sizes.back(), 1, threads, 0});
+        ds4_cuda_module_table.kernels = kernels.data();
+        ds4_cuda_module_table.kernel_count = static_cast<uint32_t>(kernels.size());
     }
 };
 

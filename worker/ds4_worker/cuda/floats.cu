@@ -81,7 +81,7 @@ DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
 }
 
 DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
-    int token = blockIdx.y / p.used, place = blockIdx.y % p.used;
+    int number = ds4_block_row(), token = number / p.used, place = number % p.used;
     if (token >= ds4_rows(p.live, p.columns)) return;
     int expert = ds4_expert_of(p, token, place);
     const float *act = ds4_row<const float>(p.acts, p.act_stride, token);

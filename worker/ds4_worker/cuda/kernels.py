@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ds4_common.quants import QuantType, block_bytes, block_weights
+from ds4_worker.cuda.limits import folded
 from ds4_worker.cuda.parameters import (
     Attend,
     AttendRows,
@@ -175,7 +176,7 @@ def matvec_shared_bytes(ggml_type: int, layout: int, columns: int) -> int:
     if ggml_type in FLOAT_TYPES or layout == VALUE_HEADS:
         return 0
     weights, n_bytes = block_weights(QuantType(ggml_type)), block_bytes(QuantType(ggml_type))
-    steps = 2 if n_bytes * 1024 // weights <= 600 else 1
+    steps = 2 if n_bytes * 1024 // weights <= (600 if weights == 256 else 300) else 1
     blocks = steps * 1024 // weights
     terms = (4 if weights == 256 else 32) * steps * (2 if ggml_type in _WITH_MINIMUM else 1)
     line = _ceil(blocks * n_bytes, 16) * 16 + 16
@@ -193,7 +194,7 @@ def matvec_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:
 
 def matvec_experts_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:
     rows = 128 if layout == VALUE_HEADS else 16
-    grid = (_ceil(p.rows, rows), p.columns * p.used, 1)
+    grid = (_ceil(p.rows, rows), *folded(p.columns * p.used))
     return Launch(grid, (128, 1, 1), matvec_shared_bytes(ggml_type, layout, 1))
 
 
@@ -212,7 +213,7 @@ def matmul_launch(p: Matvec) -> Launch:
 
 def matmul_experts_launch(p: MatmulExperts) -> Launch:
     most = most_expert_tiles(p.product.columns, p.product.used, p.product.experts)
-    return Launch((_ceil(p.product.rows, MATMUL_TILE), most, 1), (128, 1, 1))
+    return Launch((_ceil(p.product.rows, MATMUL_TILE), *folded(most)), (128, 1, 1))
 
 
 def _route(p: Route) -> Launch:

@@ -8,7 +8,7 @@
  * with a minimum), in the order of blocks. Rows and columns beyond the edge are zeros.
  *
  * Kernels: matmul (dense: grid (ceil(rows / 64), ceil(columns / 64))), parameter ds4_matvec; and
- * matmul_experts, parameter ds4_matmul_experts: grid (ceil(rows / 64), most tiles), tiles of at most 64
+ * matmul_experts, parameter ds4_matmul_experts: grid (ceil(rows / 64), most tiles in y and z), tiles of at most 64
  * columns of one expert made by sort_experts. Block (128), no dynamic shared memory.
  */
 #ifndef DS4_CUDA_MATMUL_H
@@ -225,8 +225,9 @@ DS4_KERNEL(matmul, ds4_matvec, 128, 2) {
 
 DS4_KERNEL(matmul_experts, ds4_matmul_experts, 128, 2) {
     const ds4_matvec &product = p.product;
-    if ((int)blockIdx.y >= *(const int *)p.n_tiles) return;
-    int4 tile = ((const int4 *)p.tiles)[blockIdx.y];
+    int number = ds4_block_row();
+    if (number >= *(const int *)p.n_tiles) return;
+    int4 tile = ((const int4 *)p.tiles)[number];
     const int *sorted = (const int *)p.sorted + tile.y;
     int64_t step = product.act_columns > 1
                        ? ds4_act_bytes(DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32, product.cols)

@@ -8,7 +8,7 @@
  * column) runs the float FMAs over the chunk's blocks in order.
  *
  * Kernels: matvec (dense: grid (ceil(rows / 16), ceil(columns / 8))) and matvec_experts (grid
- * (ceil(rows / 16), tokens * used): each column meets the matrix of its expert, or with routes = 0 the
+ * (ceil(rows / 16), tokens * used in y and z): each column meets the matrix of its expert, or with routes = 0 the
  * matrix of its number). Parameter ds4_matvec, block (128), dynamic shared memory
  * matvec_shared_bytes(...) of kernels.py.
  */
@@ -19,7 +19,9 @@
 #include "weight_params.h"
 
 #define DS4_MATVEC_ROWS 4
-#define DS4_CHUNK_STEPS (DS4_BLOCK_BYTES * 1024 / DS4_BLOCK_WEIGHTS <= 600 ? 2 : 1)
+/* Two steps of 1024 weights where a block of eight columns still has room in 99 KiB: small blocks have
+ * 32 terms a step, super-blocks 4. */
+#define DS4_CHUNK_STEPS (DS4_BLOCK_BYTES * 1024 / DS4_BLOCK_WEIGHTS <= (DS4_SUPER ? 600 : 300) ? 2 : 1)
 #define DS4_CHUNK_BLOCKS (DS4_CHUNK_STEPS * 1024 / DS4_BLOCK_WEIGHTS)
 #define DS4_CHUNK_TERMS (DS4_SUPER ? 4 * DS4_CHUNK_STEPS : 32 * DS4_CHUNK_STEPS)
 #define DS4_TERM_PAIRS (DS4_HAS_MIN || DS4_TWO_SCALES ? 2 : 1)
@@ -202,7 +204,7 @@ DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
 
 DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
     DS4_SHARED_BYTES(shared);
-    int token = blockIdx.y / p.used, place = blockIdx.y % p.used;
+    int number = ds4_block_row(), token = number / p.used, place = number % p.used;
     if (token >= ds4_rows(p.live, p.columns)) return;
     int expert = ds4_expert_of(p, token, place);
     const char *act = ds4_row<const char>(p.acts, p.act_stride, token);

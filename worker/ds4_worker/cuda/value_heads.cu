@@ -3,14 +3,14 @@
  * Reference: native/matmul_scalar.c over the raw rows; same bits: exact integer sums per block of 32, then
  * one FMA per block in block order. Kernel matvec_experts of layout 7, without routes: matrix h, of 128
  * rows, meets column h of each token. Parameter ds4_matvec (rows 128, experts = used = heads), grid (1,
- * tokens * used), block (128): a thread per value dim, so that a warp reads 32 neighbouring bytes.
+ * tokens * used in y and z), block (128): a thread per value dim, so that a warp reads 32 neighbouring bytes.
  */
 #include "weight_params.h"
 
 #define VALUE_DIM 128
 
 DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
-    int token = blockIdx.y / p.used, head = blockIdx.y % p.used, d = threadIdx.x;
+    int number = ds4_block_row(), token = number / p.used, head = number % p.used, d = threadIdx.x;
     if (token >= ds4_rows(p.live, p.columns)) return;
     int blocks = p.cols / 32;
     char *act = ds4_row<char>(p.acts, p.act_stride, token);

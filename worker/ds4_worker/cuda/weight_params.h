@@ -24,6 +24,11 @@ struct ds4_matvec {
     int32_t reserved;
 };
 
+/* The number of a block in y, of more than the 65535 that a grid has there: limits.py folded. */
+static __device__ __forceinline__ int ds4_block_row() {
+    return (int)(blockIdx.z * gridDim.y + blockIdx.y);
+}
+
 /* The matrix that place `place` of a token meets. A number that is none counts as 0. */
 static __device__ __forceinline__ int ds4_expert_of(const ds4_matvec &p, int token, int place) {
     if (!p.routes) return place;

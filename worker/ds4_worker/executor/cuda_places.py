@@ -15,6 +15,7 @@ import msgspec
 from ds4_common.contract import image as im
 from ds4_common.errors import ExecutorFailure
 from ds4_worker.cuda.kernels import most_expert_tiles
+from ds4_worker.cuda.limits import GRID_LIMITS
 from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.executor.cuda_cache import Arena, CacheLayout, cache_layout
 
@@ -223,8 +224,9 @@ def floats_of(weight: im.Weight) -> int:
 
 
 def _check_capacities(image: im.Image, config: ExecutorConfig) -> None:
+    most_rows = GRID_LIMITS[1]  # most kernels have a row of blocks per token
     for name, least, most in (
-        ("banks", 1, 4096), ("batch_tokens", 1, 65536), ("batch_outputs", 1, 65536),
+        ("banks", 1, 4096), ("batch_tokens", 1, most_rows), ("batch_outputs", 1, most_rows),
         ("context_tokens", 1, image.context_tokens),
     ):  # fmt: skip
         got = getattr(config, name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ds4_common.contract import image as im
 from ds4_common.errors import UnsupportedModel
 from ds4_worker.cuda import kernels as ks
+from ds4_worker.cuda.limits import excess
 from ds4_worker.cuda.parameters import Cache
 from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.executor.cuda_compressed import CompressedLaunches
@@ -73,8 +74,10 @@ class Program(CompressedLaunches):
         self._formats = [slot.act_format for slot in image.slots]
         self._sorted = im.NONE  # the routes whose columns are sorted by expert
         self._split_tokens = partial_bytes(image, config)[1]
-        for tokens in (1, MANY_TOKENS):
-            self.launches(tokens)
+        for tokens in (1, MANY_TOKENS, config.batch_tokens):
+            for planned in self.launches(tokens):
+                if problem := excess(planned.launch.grid, planned.launch.block):
+                    self._missing[f"{planned.kernel} of {tokens} tokens ({problem})"] = None
         if self._missing:
             raise UnsupportedModel(
                 f"CUDA executor: no kernels for: {'; '.join(self._missing)}; serve this model"
