@@ -5,22 +5,14 @@
 #define EACH(i, n)                                                                \
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < (n);             \
          i += blockDim.x * gridDim.x)
-#define VARIABLE extern "C" __device__
 #else
 #include "../native/cuda_module_table.h"
 #define KERNEL static void
 #define EACH(i, n) for (unsigned i = 0; i < (n); ++i)
-#define VARIABLE static
 #endif
-
-VARIABLE float factor = 1.0f;
 
 KERNEL add(float *data, unsigned n, float value) {
     EACH(i, n) data[i] += value;
-}
-
-KERNEL scale(float *data, unsigned n) {
-    EACH(i, n) data[i] *= factor;
 }
 
 KERNEL sum(const float *data, unsigned n, float *result) {
@@ -39,23 +31,16 @@ int32_t run_add(const ds4_cuda_launch *, void *const *p) {
     add(value<float *>(p, 0), value<unsigned>(p, 1), value<float>(p, 2));
     return 0;
 }
-int32_t run_scale(const ds4_cuda_launch *, void *const *p) {
-    scale(value<float *>(p, 0), value<unsigned>(p, 1));
-    return 0;
-}
 int32_t run_sum(const ds4_cuda_launch *, void *const *p) {
     sum(value<float *>(p, 0), value<unsigned>(p, 1), value<float *>(p, 2));
     return 0;
 }
 
-const uint32_t add_bytes[] = {8, 4, 4}, scale_bytes[] = {8, 4}, sum_bytes[] = {8, 4, 8};
+const uint32_t add_bytes[] = {8, 4, 4}, sum_bytes[] = {8, 4, 8};
 const ds4_cuda_kernel kernels[] = {{"add", run_add, add_bytes, 3, 1024, 0},
-                                   {"scale", run_scale, scale_bytes, 2, 1024, 0},
                                    {"sum", run_sum, sum_bytes, 3, 1024, 0}};
-const ds4_cuda_variable variables[] = {{"factor", &factor, sizeof factor}};
 
 } // namespace
 
-extern "C" const ds4_cuda_module ds4_cuda_module_table = {
-    DS4_CUDA_MODULE_ABI, 3, 1, kernels, variables};
+extern "C" const ds4_cuda_module ds4_cuda_module_table = {DS4_CUDA_MODULE_ABI, 2, kernels};
 #endif

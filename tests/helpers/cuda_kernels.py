@@ -110,9 +110,7 @@ class _Module(ctypes.Structure):
     _fields_ = (
         ("abi", ctypes.c_uint32),
         ("kernel_count", ctypes.c_uint32),
-        ("variable_count", ctypes.c_uint32),
         ("kernels", ctypes.POINTER(_Kernel)),
-        ("variables", ctypes.c_void_p),
     )
 
 

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DS4_CUDA_MODULE_ABI 1u
+#define DS4_CUDA_MODULE_ABI 2u
 #define DS4_CUDA_MODULE_SYMBOL "ds4_cuda_module_table"
 
 struct ds4_cuda_launch {
@@ -34,18 +34,10 @@ struct ds4_cuda_kernel {
     uint32_t static_shared_bytes;
 };
 
-struct ds4_cuda_variable { /* a __device__ or __constant__ variable */
-    const char *name;
-    void *address;
-    uint64_t n_bytes;
-};
-
 struct ds4_cuda_module {
     uint32_t abi; /* DS4_CUDA_MODULE_ABI */
     uint32_t kernel_count;
-    uint32_t variable_count;
     const struct ds4_cuda_kernel *kernels;
-    const struct ds4_cuda_variable *variables;
 };
 
 #endif

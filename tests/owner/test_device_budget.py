@@ -17,7 +17,7 @@ from ds4_owner.config import GIB, MIB
 from ds4_owner.device_budget import DeviceBudget
 from ds4_owner.stop import StopWatch
 
-DISCRETE = Device(0, "d", "GPU-1", (9, 0), False, 100 * GIB, 1, 1, 13000)
+DISCRETE = Device(0, "d", "GPU-1", (9, 0), False, 100 * GIB, 1, 13000)
 INTEGRATED = replace(DISCRETE, integrated=True)
 FLAGS = ["--base", "m", "--scope", "base", "--manifest", "w", "--backend", "vmm"]
 HOST = budget.Memory(128 * GIB, 64 * GIB)

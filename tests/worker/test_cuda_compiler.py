@@ -36,6 +36,10 @@ CEILINGS = {
 }  # fmt: skip
 
 
+# Most bytes of arrays that are in no register: the C library's reduction of large angles.
+STACKS = {"rope_angles": 40}
+
+
 # One of each file: every kernel, but not for every type. sm_120a has the instructions of sm_121a.
 SOME = tuple(
     unit for unit in UNITS if unit.kv_type in (-1, 0) and unit.ggml_type in (-1, 1, 12)
@@ -51,7 +55,7 @@ SOME = tuple(
         pytest.param("sm_120a", UNITS, id="sm_120a, all types", marks=pytest.mark.slow),
     ],
 )
-def test_every_kernel_compiles_without_spills_and_within_its_registers(
+def test_every_kernel_compiles_without_spills_or_stacks_and_within_its_registers(
     target: str, units: tuple[Unit, ...]
 ) -> None:
     compiler = Compiler(target, CUBINS, print)
@@ -61,7 +65,8 @@ def test_every_kernel_compiles_without_spills_and_within_its_registers(
         kernel = compiler.kernel(unit)
         seen |= kernel.resources.keys()
         for name, used in kernel.resources.items():
-            if used.spill_bytes or used.registers > CEILINGS.get(name, MOST):
+            fits = used.registers <= CEILINGS.get(name, MOST)
+            if not fits or used.spill_bytes or used.stack_bytes > STACKS.get(name, 0):
                 faults.append((unit.label, name, used))
     assert faults == []
     tables = (KERNELS, CACHE_KERNELS, WEIGHT_KERNELS, MANY_KERNELS)

@@ -26,7 +26,6 @@ class Device:
     compute_capability: tuple[int, int]
     integrated: bool  # its memory is the system's memory
     total_bytes: int
-    multiprocessors: int
     shared_bytes_per_block: int  # the most that a kernel can opt in to
     driver_version: int
 
@@ -143,7 +142,6 @@ def _describe(ordinal: int) -> Device:
         ),
         integrated=bool(_attribute(ordinal, "INTEGRATED")),
         total_bytes=int(driver.call("cuDeviceTotalMem", ordinal)),
-        multiprocessors=_attribute(ordinal, "MULTIPROCESSOR_COUNT"),
         shared_bytes_per_block=_attribute(ordinal, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         driver_version=driver.driver_version(),
     )

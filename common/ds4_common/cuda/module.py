@@ -62,7 +62,8 @@ class Function:
         """More than 48 KiB of dynamic shared memory per block has to be asked for."""
         kinds = driver.bindings().CUfunction_attribute
         kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        driver.call("cuFuncSetAttribute", self._handle, kind, n_bytes, what=self.name)
+        what = f"{self.name}, {n_bytes} bytes of shared memory for a block"
+        driver.call("cuFuncSetAttribute", self._handle, kind, n_bytes, what=what)
 
     def launch(
         self,
@@ -81,7 +82,7 @@ class Function:
             stream.handle,
             parameters.address,
             0,
-            what=self.name,
+            what=f"{self.name}, grid {grid}, block {block}",
         )
 
 
@@ -96,12 +97,6 @@ class Module:
         what = f"{name} of {self.label}"
         handle = driver.call("cuModuleGetFunction", self._handle, name.encode(), what=what)
         return Function(handle, name)
-
-    def variable(self, name: str) -> tuple[int, int]:
-        """(device address, bytes) of a __device__ or __constant__ variable."""
-        what = f"{name} of {self.label}"
-        address, n_bytes = driver.call("cuModuleGetGlobal", self._handle, name.encode(), what=what)
-        return int(address), int(n_bytes)
 
     def close(self) -> None:
         handle, self._handle = self._handle, None

@@ -95,10 +95,6 @@ class Graph:
     def __init__(self, handle: Any) -> None:
         self._handle: Any = handle
 
-    def node_count(self) -> int:
-        _, count = driver.call("cuGraphGetNodes", self._handle, 0)
-        return int(count)
-
     def instantiate(self) -> ExecutableGraph:
         return ExecutableGraph(driver.call("cuGraphInstantiate", self._handle, 0))
 

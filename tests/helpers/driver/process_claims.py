@@ -162,7 +162,6 @@ def a_device_describes_itself() -> None:
     assert "\0" not in device.name
     assert device.compute_capability >= (7, 0)
     assert device.total_bytes > 1 << 30
-    assert device.multiprocessors > 0
     assert device.shared_bytes_per_block >= 48 << 10
     assert device.uuid.startswith("GPU-")
     assert len(device.uuid) == 40

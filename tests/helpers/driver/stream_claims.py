@@ -128,28 +128,17 @@ def a_launch_takes_its_parameters_when_it_is_called() -> None:
 
 
 @claim
-def a_kernel_reads_a_variable_of_its_module() -> None:
-    with bench() as it, zeroed_floats(it, 4) as data:
-        module = it.kernels()
-        address, n_bytes = module.variable("factor")
-        assert n_bytes == 4
-        it.put(address, bytes(ctypes.c_float(3)))
-        module.function("add").launch(it.stream, ONE, BLOCK, add_parameters(data.address, 4, 2))
-        scale = Parameters([ctypes.c_uint64(data.address), ctypes.c_uint32(4)])
-        module.function("scale").launch(it.stream, ONE, BLOCK, scale)
-        assert it.floats(data.address, 4) == [6.0] * 4
-        other, _ = it.kernels().variable("factor")
-        assert it.floats(other, 1) == [1.0]  # loaded again: an instance of its own
-
-
-@claim
 def impossible_launches_are_refused() -> None:
     with bench() as it, zeroed_floats(it, 4) as data:
         add = it.kernels().function("add")
         parameters = add_parameters(data.address, 4, 1)
         for grid, block, shared in (
             (ONE, (2048, 1, 1), 0),
+            (ONE, (1, 1, 65), 0),
             ((0, 1, 1), BLOCK, 0),
+            ((1 << 31, 1, 1), BLOCK, 0),
+            ((1, 65536, 1), BLOCK, 0),
+            ((1, 1, 65536), BLOCK, 0),
             (ONE, BLOCK, 64 << 10),
             (ONE, BLOCK, it.device.shared_bytes_per_block + 1),
         ):
@@ -190,7 +179,6 @@ def what_a_module_does_not_have_is_not_found() -> None:
         module = it.kernels()
         error = refused(CudaError, lambda: module.function("substract"))
         assert "substract of contract kernels" in str(error)
-        refused(CudaError, lambda: module.variable("divisor"))
 
 
 @claim
@@ -219,7 +207,6 @@ def a_captured_graph_runs_when_it_is_launched_on_what_is_there_then() -> None:
             total.launch(it.stream, ONE, BLOCK, Parameters(operands))
             it.stream.download(result.address, answer.address, 4)
             graph = it.stream.end_capture()
-            assert graph.node_count() == 3
             assert it.floats(data.address, 8) == [0.0] * 8
             program = graph.instantiate()
             graph.close()
@@ -270,7 +257,6 @@ def a_capture_follows_events_into_another_stream_and_back() -> None:
         add.launch(it.stream, ONE, BLOCK, add_parameters(data.address + 16, 4, 20))
         it.stream.wait(join)
         graph = it.stream.end_capture()
-        assert graph.node_count() == 3
         graph.instantiate().launch(it.stream)
         assert it.floats(data.address, 8) == [11.0] * 4 + [21.0] * 4
 

@@ -48,16 +48,6 @@ void *open_image(const void *image, uint64_t n_bytes) {
     return library;
 }
 
-CUdeviceptr address_of(const ds4_cuda_variable &variable) {
-    return reinterpret_cast<CUdeviceptr>(variable.address);
-}
-
-const ds4_cuda_variable *find_variable(CUmodule module, const char *name) {
-    for (uint32_t i = 0; i < module->table->variable_count; ++i)
-        if (!strcmp(module->table->variables[i].name, name)) return &module->table->variables[i];
-    return nullptr;
-}
-
 struct Arguments { /* copies of a launch's parameter values, and pointers to them */
     std::vector<std::vector<unsigned char>> values;
     std::vector<void *> pointers;
@@ -77,7 +67,8 @@ bool possible(CUfunction function, const ds4_cuda_launch &launch) {
     uint64_t threads = uint64_t{launch.block[0]} * launch.block[1] * launch.block[2];
     uint64_t blocks = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
     return threads && blocks && threads <= function->kernel->max_threads_per_block &&
-           launch.grid[1] <= 65535 && launch.grid[2] <= 65535 && launch.block[2] <= 64 &&
+           launch.grid[0] <= 0x7fffffff && launch.grid[1] <= 65535 && launch.grid[2] <= 65535 &&
+           launch.block[0] <= 1024 && launch.block[1] <= 1024 && launch.block[2] <= 64 &&
            launch.dynamic_shared_bytes + function->kernel->static_shared_bytes <=
                uint32_t(function->max_dynamic_shared_bytes);
 }
@@ -111,16 +102,12 @@ API cuModuleLoadData(CUmodule *module, const void *image) {
     *module = new CUmod_st{library, table, {}};
     for (uint32_t i = 0; i < table->kernel_count; ++i)
         (*module)->functions[table->kernels[i].name] = {*module, &table->kernels[i]};
-    for (uint32_t i = 0; i < table->variable_count; ++i)
-        sim::add_variable(address_of(table->variables[i]), table->variables[i].n_bytes);
     return CUDA_SUCCESS;
 }
 
 API cuModuleUnload(CUmodule module) {
     ENTER(context);
     if (CUresult code = sim::run_everything()) return code;
-    for (uint32_t i = 0; i < module->table->variable_count; ++i)
-        sim::remove_variable(address_of(module->table->variables[i]));
     dlclose(module->library);
     delete module;
     return CUDA_SUCCESS;
@@ -131,15 +118,6 @@ API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
     auto found = module->functions.find(name);
     if (found == module->functions.end()) return CUDA_ERROR_NOT_FOUND;
     *function = &found->second;
-    return CUDA_SUCCESS;
-}
-
-API cuModuleGetGlobal(CUdeviceptr *address, size_t *n_bytes, CUmodule module, const char *name) {
-    ENTER(context);
-    const ds4_cuda_variable *variable = find_variable(module, name);
-    if (!variable) return CUDA_ERROR_NOT_FOUND;
-    if (address) *address = address_of(*variable);
-    if (n_bytes) *n_bytes = variable->n_bytes;
     return CUDA_SUCCESS;
 }
 

@@ -92,8 +92,6 @@ void reveal_memory();
 void hide_memory();
 CUresult map_plain(CUdeviceptr *address, uint64_t n_bytes);
 CUresult unmap_plain(CUdeviceptr address);
-void add_variable(CUdeviceptr address, uint64_t n_bytes); /* of a module: part of the library */
-void remove_variable(CUdeviceptr address);
 extern uint64_t own_bytes; /* of allocations made by this process and alive */
 
 /* ---- run.cpp: work with faults caught */

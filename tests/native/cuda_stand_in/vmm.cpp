@@ -77,7 +77,7 @@ int protection(const sim::Span &span) {
 
 void protect_all(bool hidden) {
     for (auto &[address, span] : spans)
-        if (span.backing && span.readable)
+        if (span.readable)
             mprotect(pointer(address), span.n_bytes, hidden ? PROT_NONE : protection(span));
 }
 
@@ -292,19 +292,9 @@ CUresult sim::map_plain(CUdeviceptr *address, uint64_t n_bytes) {
 }
 
 CUresult sim::unmap_plain(CUdeviceptr address) {
-    if (!plain.count(address) || !spans[address].backing) return CUDA_ERROR_INVALID_VALUE;
+    if (!plain.count(address)) return CUDA_ERROR_INVALID_VALUE;
     plain.erase(address);
     munmap(pointer(address), spans[address].n_bytes);
     spans.erase(address);
     return CUDA_SUCCESS;
-}
-
-void sim::add_variable(CUdeviceptr address, uint64_t n_bytes) {
-    spans[address] = {n_bytes, true, true, nullptr};
-    plain.insert(address); /* not to be unmapped as VMM memory */
-}
-
-void sim::remove_variable(CUdeviceptr address) {
-    spans.erase(address);
-    plain.erase(address);
 }
