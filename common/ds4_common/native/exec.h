@@ -80,11 +80,12 @@ DS4_EXPORT ds4_sampled *ds4_engine_sampled(ds4_engine *engine);    /* [batch_out
 DS4_EXPORT float *ds4_engine_logits(ds4_engine *engine); /* [batch_outputs][logits_stride] */
 /* How many times the engine has taken memory from the system. */
 DS4_EXPORT uint64_t ds4_engine_allocations(const ds4_engine *engine);
-/* Nanoseconds per section since profiling was switched on (sections + 1 entries, the sampler last):
- * from its beginning to the next one's, and of that what the busiest thread spent in its tasks. The
- * kinds are those of the sections (DS4_SECTION_KINDS: sampler). Then switches it as asked and clears the counts. */
-DS4_EXPORT void ds4_engine_profile(ds4_engine *engine, int enabled, uint64_t *nanoseconds,
-                                   uint64_t *busy, int32_t *kinds);
+/* Three figures per section since profiling was switched on (sections + 2 entries: the sampler, then
+ * what lies around the sections), in nanoseconds without the profile's own readings of the clock: from its
+ * beginning to the next one's; of that what the busiest thread spent in its tasks; what all threads did
+ * together. The kinds are those of the sections (DS4_SECTION_KINDS: sampler, and one more: around).
+ * Then switches it as asked and clears the sums. */
+DS4_EXPORT void ds4_engine_profile(ds4_engine *engine, int enabled, double *times, int32_t *kinds);
 
 /* ---- inside ---------------------------------------------------------------------------------------- */
 
@@ -117,6 +118,12 @@ typedef struct {
     int64_t chunk_rows, tile_columns;
 } ds4_part;
 
+/* A matmul section cut for a single row. */
+typedef struct {
+    ds4_part *parts;
+    uint64_t units;
+} ds4_row_plan;
+
 /* How the current attention is cut: whole tiles, or parts of them and then a round that folds. */
 typedef enum { DS4_SPLIT_WHOLE = 0, DS4_SPLIT_PARTS = 1, DS4_SPLIT_FOLD = 2 } ds4_split;
 
@@ -133,10 +140,23 @@ typedef struct {
 #define DS4_EXPERT_TILE 128u /* columns of a tile */
 #define DS4_EXPERT_ROWS 512 /* most outputs of a task */
 
-/* A thread's time in tasks, on a cache line of its own. */
+/* exec_profile.c: of one thread in one stage of a step; of one stage in all steps, in ticks. */
 typedef struct {
-    _Alignas(64) uint64_t nanoseconds;
-} ds4_busy;
+    uint64_t ticks, spans; /* spans: of tasks that follow each other */
+} ds4_spent;
+typedef struct {
+    double whole, busiest, work;
+} ds4_section_time;
+
+typedef struct {
+    int enabled;
+    double reading; /* ticks that one reading of the clock takes */
+    uint64_t enabled_ticks, enabled_nanoseconds;
+    uint64_t *started; /* per stage of this step, and its end */
+    ds4_spent *spent;  /* [threads][stride], whole cache lines each */
+    uint64_t stride;
+    ds4_section_time *sums;
+} ds4_profile;
 
 #define DS4_REWIND 64 /* most tokens of a slice that a later one may compute again */
 
@@ -175,13 +195,18 @@ struct ds4_engine {
     int32_t *positions, *banks, *output_rows;
     ds4_tile *tiles;
     uint32_t n_tiles;
+    /* what tasks of the section that runs read first, on as few cache lines as it takes */
+    _Alignas(64) const ds4_image_section *section;
+    uint64_t units, units_per_task; /* the section's work; the pool counts fewer tasks than that */
+    void (*run)(ds4_engine *, uint64_t unit, int thread);
     int32_t stage;             /* 0: angles, i + 1: section i, then the sampler */
     uint32_t section_rows, rows_per_unit, n_parts, max_parts;
     ds4_split split;
-    const ds4_image_section *section;
-    uint64_t units, units_per_task; /* the section's work; the pool counts fewer tasks than that */
-    void (*run)(ds4_engine *, uint64_t unit, int thread);
-    ds4_part parts[DS4_MAX_PARTS];
+    ds4_part *parts;           /* of the section's matrices: cut_parts, or what was cut before */
+    _Alignas(64) ds4_part cut_parts[DS4_MAX_PARTS];
+    int is_short;              /* all of the section is one task */
+    ds4_part *row_parts;       /* of all matmuls, cut for a single row */
+    ds4_row_plan *row_plans;   /* per section */
     ds4_expert_tile *expert_tiles;
     uint32_t n_expert_tiles, *expert_columns, *expert_starts;
     ds4_rewind *rewinds;       /* per bank, where state runs along */
@@ -199,9 +224,7 @@ struct ds4_engine {
     uint64_t split_rows;       /* capacity: rows x parts */
     char *sample_scratch;      /* per thread */
     /* bookkeeping */
-    int profiling;
-    uint64_t section_started, *section_nanoseconds, *section_busy;
-    ds4_busy *thread_busy;     /* per thread, in the section that runs */
+    ds4_profile profile;
     uint64_t allocations, taken_bytes, memory_bytes; /* so far, and this machine has */
     struct {
         void *data;
@@ -235,6 +258,11 @@ static inline char *ds4_plane_page(const ds4_engine *e, uint32_t plane, int32_t 
     return h->kv + (uint64_t)page * h->page_stride + e->plane_offset[plane];
 }
 
+/* exec_step.c: the threads that run steps. NULL when they cannot be started. */
+ds4_pool *ds4_open_pool(ds4_engine *e);
+/* exec_profile.c: the clock, in ticks of no fixed length; the sums of a step that was entered then. */
+uint64_t ds4_ticks(void);
+void ds4_profile_step(ds4_engine *e, uint64_t entered);
 /* exec_rows.c: every op of a ROWS section for one row; the angles of one token. */
 void ds4_run_rows(ds4_engine *e, uint64_t unit, int thread);
 void ds4_run_angles(ds4_engine *e, uint64_t unit, int thread);
@@ -265,6 +293,7 @@ void ds4_run_attend_rows(ds4_engine *e, uint64_t unit, int thread);
 uint64_t ds4_prepare_experts(ds4_engine *e);
 void ds4_run_experts(ds4_engine *e, uint64_t unit, int thread);
 /* exec_matmul.c */
+void ds4_plan_matmuls(ds4_engine *e);
 uint64_t ds4_prepare_matmul(ds4_engine *e);
 void ds4_run_matmul(ds4_engine *e, uint64_t unit, int thread);
 /* exec_attend.c */

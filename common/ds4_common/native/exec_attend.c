@@ -8,6 +8,7 @@
 #include "exec.h"
 
 #define UNITS_PER_THREAD 4
+#define SHORT_WORK (64 * 1024) /* multiply-adds: a few microseconds */
 
 /* Scratch of one thread: scaled queries, scores, one part's state, the running state. */
 typedef struct {
@@ -56,14 +57,17 @@ uint64_t ds4_prepare_attend(ds4_engine *e) {
         e->split = DS4_SPLIT_FOLD;
         return units;
     }
-    uint64_t rows = 0;
+    uint64_t rows = 0, scores = 0;
     e->max_parts = 1;
     for (uint32_t i = 0; i < e->n_tiles; i++) {
-        uint32_t parts = parts_of(e, e->tiles + i);
+        const ds4_tile *tile = e->tiles + i;
+        uint32_t parts = parts_of(e, tile);
         if (parts > e->max_parts) e->max_parts = parts;
-        rows += (uint64_t)e->tiles[i].count * op->heads;
+        rows += (uint64_t)tile->count * op->heads;
+        scores += (uint64_t)tile->count * op->heads * (uint64_t)(tile->position + tile->count);
     }
     e->split = DS4_SPLIT_WHOLE;
+    e->is_short = scores * (e->image.planes[op->plane].dim + op->width) < SHORT_WORK;
     if (e->max_parts > 1 && units < e->config.threads * UNITS_PER_THREAD &&
         rows * e->max_parts <= e->split_rows) {
         e->split = DS4_SPLIT_PARTS;

@@ -6,12 +6,14 @@
  */
 #include "exec.h"
 
-#define TASKS_PER_THREAD 8
-#define LEAST_WORK (64 * 1024)       /* multiply-adds: a few microseconds */
+#define TASKS_PER_THREAD 12
+#define LEAST_WORK (16 * 1024)       /* multiply-adds: a microsecond or two */
 #define MOST_WORK (8 * 1024 * 1024)
+#define FEW 8                        /* columns that wait for memory more than they compute: */
+#define MOST_WORK_FEW (256 * 1024)   /* ... of each of them, lest threads wait for the last task */
 #define TILE_BYTES (128 * 1024)      /* activations of one column tile */
 #define AMX_TILE_BYTES (768 * 1024)  /* products are cheap there: rows should be unpacked seldom */
-#define ROW_STEP 32                  /* kernels like whole groups of rows */
+#define ROW_STEP 16                  /* kernels like whole groups of rows */
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -34,22 +36,44 @@ static uint64_t cut(const ds4_engine *e, ds4_part *part, int64_t work) {
     return (uint64_t)ceil_div(w->rows, part->chunk_rows) * part->column_tiles;
 }
 
-uint64_t ds4_prepare_matmul(ds4_engine *e) {
+/* Cuts the section that runs, into `parts`; returns the number of rectangles. */
+static uint64_t cut_section(const ds4_engine *e, ds4_part *parts) {
     const ds4_image_op *ops = e->image.ops + e->section->first_op;
     int64_t total = 0;
-    e->n_parts = e->section->n_ops;
-    for (uint32_t i = 0; i < e->n_parts; i++) {
+    for (uint32_t i = 0; i < e->section->n_ops; i++) {
         const ds4_weight *w = e->weights + ops[i].weight;
-        e->parts[i].op = ops + i;
+        parts[i].op = ops + i;
         total += w->rows * w->cols * e->section_rows;
     }
-    int64_t work = bounded(total / (e->config.threads * TASKS_PER_THREAD), LEAST_WORK, MOST_WORK);
+    int64_t most = e->section_rows < FEW ? e->section_rows * MOST_WORK_FEW : MOST_WORK;
+    int64_t work = bounded(total / (e->config.threads * TASKS_PER_THREAD), LEAST_WORK, most);
     uint64_t units = 0;
-    for (uint32_t i = 0; i < e->n_parts; i++) {
-        e->parts[i].first_unit = units;
-        units += cut(e, e->parts + i, work);
+    for (uint32_t i = 0; i < e->section->n_ops; i++) {
+        parts[i].first_unit = units;
+        units += cut(e, parts + i, work);
     }
     return units;
+}
+
+/* The cuts for a single row, once: sections of a decode step should begin at once, and what nobody writes
+ * stays in the caches of all threads. */
+void ds4_plan_matmuls(ds4_engine *e) {
+    ds4_part *parts = e->row_parts;
+    e->section_rows = 1;
+    for (uint32_t i = 0; i < e->image.header->n_sections; i++) {
+        e->section = e->image.sections + i;
+        if (e->section->kind != DS4_SECTION_MATMUL) continue;
+        e->row_plans[i] = (ds4_row_plan){parts, cut_section(e, parts)};
+        parts += e->section->n_ops;
+    }
+}
+
+uint64_t ds4_prepare_matmul(ds4_engine *e) {
+    const ds4_row_plan *plan = e->row_plans + (e->section - e->image.sections);
+    e->n_parts = e->section->n_ops;
+    if (e->section_rows != 1) return cut_section(e, e->parts);
+    e->parts = plan->parts;
+    return plan->units;
 }
 
 void ds4_run_matmul(ds4_engine *e, uint64_t unit, int thread) {

@@ -310,12 +310,16 @@ static int take_step_buffers(ds4_engine *e) {
     e->samplings = take(e, c->batch_outputs * sizeof *e->samplings, "step buffers");
     e->sampled = take(e, c->batch_outputs * sizeof *e->sampled, "step buffers");
     e->bank_stamp = take(e, c->banks * sizeof *e->bank_stamp, "step buffers");
-    e->section_nanoseconds = take(e, (h->n_sections + 1) * sizeof(uint64_t), "profile");
-    e->section_busy = take(e, (h->n_sections + 1) * sizeof(uint64_t), "profile");
-    e->thread_busy = take(e, c->threads * sizeof *e->thread_busy, "profile");
+    e->row_parts = take(e, h->n_ops * sizeof *e->row_parts, "cuts of matrices");
+    e->row_plans = take(e, h->n_sections * sizeof *e->row_plans, "cuts of matrices");
+    ds4_profile *p = &e->profile;
+    p->stride = (h->n_sections + 2 + 3) / 4 * 4;
+    p->started = take(e, (h->n_sections + 3) * sizeof *p->started, "profile");
+    p->sums = take(e, (h->n_sections + 2) * sizeof *p->sums, "profile");
+    p->spent = take(e, c->threads * p->stride * sizeof *p->spent, "profile");
     return e->scratch[0] && e->scratch[1] && e->slices && e->tokens && e->positions && e->banks &&
-                   e->tiles && e->output_rows && e->samplings && e->sampled && e->bank_stamp &&
-                   e->section_nanoseconds && e->section_busy && e->thread_busy
+                   e->row_parts && e->row_plans && e->tiles && e->output_rows && e->samplings && e->sampled && e->bank_stamp &&
+                   p->started && p->sums && p->spent
                ? 0
                : -1;
 }
@@ -442,14 +446,16 @@ static int open_engine(ds4_engine *e) {
         take_step_buffers(e) || take_thread_scratch(e) || take_expert_scratch(e) ||
         take_row_scratch(e) || take_rewinds(e))
         return -1;
-    e->pool = ds4_pool_open((int)c->threads);
+    ds4_plan_matmuls(e);
+    e->pool = ds4_open_pool(e);
     return e->pool ? 0 : fail(e, "cannot start %u threads", c->threads);
 }
 
 int ds4_engine_open(const ds4_engine_config *config, ds4_engine **engine, char *error,
                     size_t error_bytes) {
     *engine = NULL;
-    ds4_engine *e = calloc(1, sizeof *e);
+    ds4_engine *e = aligned_alloc(64, (sizeof *e + 63) / 64 * 64);
+    if (e) memset(e, 0, sizeof *e);
     if (!e) {
         snprintf(error, error_bytes, "no memory for the engine");
         return -1;

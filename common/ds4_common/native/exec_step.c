@@ -1,9 +1,12 @@
 /* One step: check everything, then let the pool run the sections. */
 #include <stdarg.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "exec.h"
+
+/* Of a step of few tokens, tasks are over in microseconds: a thread may draw some at once. */
+#define FEW_ROWS 8
+#define BATCH 4
 
 static int refuse(ds4_engine *e, const char *format, ...) {
     va_list arguments;
@@ -160,12 +163,6 @@ static void unfold(ds4_engine *e) {
 
 /* ---- running -------------------------------------------------------------------------------------- */
 
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void run_sample(ds4_engine *e, uint64_t unit, int thread) {
     const ds4_image_header *h = e->image.header;
     char *scratch = e->sample_scratch + (size_t)thread * DS4_SAMPLE_SCRATCH(h->vocabulary);
@@ -183,6 +180,7 @@ static uint64_t by_rows(ds4_engine *e) {
 /* Stage 0 computes the rope angles, stage i + 1 runs section i, the last one samples. */
 static uint64_t prepare(ds4_engine *e) {
     int32_t sections = (int32_t)e->image.header->n_sections;
+    e->is_short = 0;
     if (e->stage == 0) {
         e->section_rows = e->n_tokens;
         e->run = ds4_run_angles;
@@ -195,6 +193,7 @@ static uint64_t prepare(ds4_engine *e) {
     e->section = e->image.sections + e->stage - 1;
     e->section_rows = e->section->space == DS4_SPACE_TOKENS ? e->n_tokens : e->n_outputs;
     if (!e->section_rows) return 0;
+    e->parts = e->cut_parts;
     switch (e->section->kind) {
     case DS4_SECTION_MATMUL: e->run = ds4_run_matmul; return ds4_prepare_matmul(e);
     case DS4_SECTION_EXPERTS: e->run = ds4_run_experts; return ds4_prepare_experts(e);
@@ -206,54 +205,85 @@ static uint64_t prepare(ds4_engine *e) {
     }
 }
 
-static void stamp_section(ds4_engine *e) {
-    uint64_t time = now(), busiest = 0;
-    for (uint32_t i = 0; i < e->config.threads; i++) {
-        if (e->thread_busy[i].nanoseconds > busiest) busiest = e->thread_busy[i].nanoseconds;
-        e->thread_busy[i].nanoseconds = 0;
-    }
-    if (e->stage > 0) {
-        e->section_nanoseconds[e->stage - 1] += time - e->section_started;
-        e->section_busy[e->stage - 1] += busiest;
-    }
-    e->section_started = time;
-}
-
-/* A long prompt over many heads is more work than the pool's ticket counts: neighbours share a task. */
+/* A long prompt over many heads is more work than the pool counts: neighbours share a task. A section that
+ * is over sooner than another thread hears of it is a single one. */
 static uint32_t group_units(ds4_engine *e, uint64_t units) {
     e->units = units;
     e->units_per_task = (units + DS4_POOL_MAX_TASKS - 1) / DS4_POOL_MAX_TASKS;
+    if (e->is_short) e->units_per_task = units;
     return units ? (uint32_t)((units + e->units_per_task - 1) / e->units_per_task) : 0;
 }
 
-static void run_task(void *context, uint32_t index, int thread) {
+static void run_tasks(void *context, uint32_t first, uint32_t count, int thread) {
     ds4_engine *e = context;
-    uint64_t unit = index * e->units_per_task, end = unit + e->units_per_task;
-    uint64_t started = e->profiling ? now() : 0;
-    for (; unit < end && unit < e->units; unit++) e->run(e, unit, thread);
-    if (e->profiling) e->thread_busy[thread].nanoseconds += now() - started;
+    uint64_t unit = first * e->units_per_task, end = (first + count) * e->units_per_task;
+    if (end > e->units) end = e->units;
+    uint64_t started = e->profile.enabled ? ds4_ticks() : 0;
+    for (; unit < end; unit++) e->run(e, unit, thread);
+    if (!e->profile.enabled) return;
+    ds4_spent *spent = e->profile.spent + (uint64_t)thread * e->profile.stride + e->stage;
+    spent->ticks += ds4_ticks() - started;
+    spent->spans++;
 }
 
-/* The pool's `advance`: single tasks run here and now, without waking anybody. */
-static uint32_t next_section(void *context, int thread) {
-    ds4_engine *e = context;
-    for (;;) {
-        if (e->profiling) stamp_section(e);
-        if (e->split != DS4_SPLIT_PARTS) e->stage++; /* parts come back to be folded */
-        if (e->stage > (int32_t)e->image.header->n_sections + 1) return 0;
-        uint32_t tasks = group_units(e, prepare(e));
-        if (tasks > 1) return tasks;
-        if (tasks) run_task(e, 0, thread);
+/* The records of a section are read once per step, and all weights pass through the caches meanwhile. So
+ * those of the next section are asked for while this one begins, and the ops of the one after it. */
+static void look_ahead(const ds4_engine *e) {
+    const ds4_image *image = &e->image;
+    uint32_t sections = image->header->n_sections, next = (uint32_t)e->stage; /* stage i + 1 runs i */
+    if (next + 1 < sections) {
+        const ds4_image_section *after = image->sections + next + 1;
+        const char *ops = (const char *)(image->ops + after->first_op);
+        for (size_t at = 0; at < after->n_ops * sizeof *image->ops; at += 64)
+            __builtin_prefetch(ops + at);
+        __builtin_prefetch(after + 2);
+    }
+    if (next >= sections) return;
+    const ds4_image_op *op = image->ops + image->sections[next].first_op;
+    for (uint32_t i = 0; i < image->sections[next].n_ops; i++, op++) {
+        __builtin_prefetch(image->slots + op->in[0]);
+        if (op->out != DS4_NONE) __builtin_prefetch(image->slots + op->out);
+        if (op->weight == DS4_NONE) continue;
+        __builtin_prefetch(e->weights + op->weight);
+        __builtin_prefetch(e->kernels + op->weight);
+        __builtin_prefetch(e->vectors + op->weight);
     }
 }
 
+/* The pool's `advance`: single tasks run here and now, without waking anybody. */
+static ds4_pool_section next_section(void *context, int thread) {
+    ds4_engine *e = context;
+    for (;;) {
+        if (e->split != DS4_SPLIT_PARTS) { /* parts come back to be folded */
+            e->stage++;
+            if (e->profile.enabled) e->profile.started[e->stage] = ds4_ticks();
+        }
+        if (e->stage > (int32_t)e->image.header->n_sections + 1) return (ds4_pool_section){0, 0};
+        uint32_t tasks = group_units(e, prepare(e));
+        look_ahead(e);
+        if (tasks > 1) return (ds4_pool_section){tasks, e->section_rows < FEW_ROWS ? BATCH : 1};
+        if (tasks) run_tasks(e, 0, 1, thread);
+    }
+}
+
+ds4_pool *ds4_open_pool(ds4_engine *e) {
+    return ds4_pool_open((int)e->config.threads, &(ds4_pool_job){
+        .advance = next_section,
+        .task = run_tasks,
+        .context = e,
+        .notes = &e->section,
+        .notes_bytes = offsetof(ds4_engine, cut_parts) - offsetof(ds4_engine, section),
+    });
+}
+
 int ds4_engine_step(ds4_engine *e, uint32_t slices, uint32_t outputs, uint32_t flags) {
+    uint64_t entered = e->profile.enabled ? ds4_ticks() : 0;
     if (check_step(e, slices, outputs, flags)) return DS4_STEP_REFUSED;
     unfold(e);
     e->stage = -1;
     e->split = DS4_SPLIT_WHOLE;
-    if (e->profiling) e->section_started = now();
-    ds4_pool_run(e->pool, &(ds4_pool_job){next_section, run_task, e});
+    ds4_pool_run(e->pool);
+    if (e->profile.enabled) ds4_profile_step(e, entered);
     return DS4_STEP_OK;
 }
 
@@ -285,16 +315,4 @@ void ds4_engine_info(const ds4_engine *e, ds4_engine_facts *info) {
         .rewinds = ds4_most_rewind(e),
         .histories = e->n_histories,
     };
-}
-
-void ds4_engine_profile(ds4_engine *e, int enabled, uint64_t *nanoseconds, uint64_t *busy,
-                        int32_t *kinds) {
-    uint32_t n = e->image.header->n_sections;
-    for (uint32_t i = 0; i <= n; i++) {
-        nanoseconds[i] = e->section_nanoseconds[i];
-        kinds[i] = i < n ? (int32_t)e->image.sections[i].kind : DS4_SECTION_KINDS;
-        busy[i] = e->section_busy[i];
-        e->section_nanoseconds[i] = e->section_busy[i] = 0;
-    }
-    e->profiling = enabled;
 }

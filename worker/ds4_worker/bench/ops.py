@@ -2,7 +2,11 @@
 
 Owns: names for the sections of a lowered program, and summing the executor's profile by them. Equal
 sections (same ops over weights of the same type and size) are one row. What a section takes beyond
-its busiest thread's tasks is the program's own: handing out tasks, waiting, changing over.
+its busiest thread's tasks is the program's own: handing out tasks, waiting, changing over; so is
+what the native call takes around the sections. Readings of the clock are not in any figure.
+
+A second figure, without a goal, is how long a thread is in no task at all, as a mean over threads:
+to that belong also uneven shares, and the small ops that one thread runs while the others wait.
 """
 
 from __future__ import annotations
@@ -26,13 +30,13 @@ _OP_NAMES = {
     for name, value in vars(im).items()
     if name.startswith("OP_")
 }
-_SAMPLER = "sample"
+_SAMPLER, _AROUND = "sample", "around the sections"
 
 
 def section_names(contract: memoryview) -> list[str]:
-    """A name for each section of the program, the sampler last."""
+    """A name for each section of the program, then of the sampler and what lies around them."""
     image = lower_image(parse_bundle(bytes(contract)))
-    return [*(_section_name(image, section) for section in image.sections), _SAMPLER]
+    return [*(_section_name(image, section) for section in image.sections), _SAMPLER, _AROUND]
 
 
 def _section_name(image: im.Image, section: im.Section) -> str:
@@ -50,7 +54,8 @@ def _op_name(image: im.Image, op: im.ImageOp) -> str:
 
 def measure(model: Mapped, depth: int, steps: int, runs: int) -> list[Row]:
     """One stream at `depth`: microseconds per token of each kind of section, as shares of the
-    whole, the costliest first; last what the program costs beside its kernels."""
+    whole, the costliest first; last what the program costs beside its kernels, and how long a
+    thread has no task."""
     names = section_names(model.contract)
     fill(model.executor, 0, depth)
     profiles = [_profile(model, depth, steps) for _ in range(runs)]
@@ -71,9 +76,15 @@ def measure(model: Mapped, depth: int, steps: int, runs: int) -> list[Row]:
         for name, samples in by_name.items()
     ]
     rows.sort(key=lambda row: -row.median)
+    threads = model.executor.threads
     beside = [_beside_kernels(profile) / steps * 1e6 for profile in profiles]
-    name = f"program of {len(names) - 1} sections, beside its kernels, per token"
-    return [*rows, summarise(name, "us", beside, goal="<= 80")]
+    idle = [_without_task(profile, threads) / steps * 1e6 for profile in profiles]
+    name = f"program of {len(names) - 2} sections, beside its kernels, per token"
+    return [
+        *rows,
+        summarise(name, "us", beside, goal="<= 80"),
+        summarise(f"a thread of {threads} without a task, per token", "us", idle),
+    ]
 
 
 def _profile(model: Mapped, depth: int, steps: int) -> list[Spent]:
@@ -88,3 +99,7 @@ def _profile(model: Mapped, depth: int, steps: int) -> list[Spent]:
 
 def _beside_kernels(profile: Sequence[Spent]) -> float:
     return sum(section.seconds - section.busy_seconds for section in profile)
+
+
+def _without_task(profile: Sequence[Spent], threads: int) -> float:
+    return sum(section.seconds - section.work_seconds / threads for section in profile)

@@ -38,8 +38,8 @@ SAMPLING_BYTES = DRAW_RECORD.size + ADJUST_RECORD.size  # the two, one after the
 _NO_ADJUSTMENTS = bytes(ADJUST_RECORD.size)
 DRAWN_RECORD = struct.Struct("<ii")  # how a ds4_sampled begins: token, status
 SAMPLED_RECORD = struct.Struct(f"<iifi{TOP_LOGPROBS}i{TOP_LOGPROBS}f")
-_SECTION_KINDS = (  # native/image.h, and the last
-    "rows", "matmul", "attend", "experts", "compress", "index", "attend_rows", "sample",
+_SECTION_KINDS = (  # native/image.h, and the last two
+    "rows", "matmul", "attend", "experts", "compress", "index", "attend_rows", "sample", "around",
 )  # fmt: skip
 _REFUSED = 1  # native/exec.h DS4_STEP_REFUSED
 _ALL_ROWS, _SAMPLE_ROWS = 1, 2  # native/exec.h DS4_STEP_ALL_ROWS, DS4_STEP_SAMPLE_ROWS
@@ -51,12 +51,14 @@ _SAMPLE_ERRORS = {
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a section of the program took: from its beginning to the next one's, and of that the
-    busiest thread's tasks. The rest is handing out tasks and waiting for them."""
+    """What a section of the program took, without the profile's own readings of the clock: from its
+    beginning to the next one's; of that the busiest thread's tasks, the rest is handing out tasks
+    and waiting for them; and the tasks of all threads together."""
 
     kind: str
     seconds: float
     busy_seconds: float
+    work_seconds: float
 
 
 class _Allocation(ctypes.Structure):
@@ -139,7 +141,7 @@ def _declare(library: ctypes.CDLL) -> None:
         function.restype = ctypes.c_char_p if name == "error" else pointer
     library.ds4_engine_allocations.argtypes = [pointer]
     library.ds4_engine_allocations.restype = ctypes.c_uint64
-    library.ds4_engine_profile.argtypes = [pointer, ctypes.c_int, pointer, pointer, pointer]
+    library.ds4_engine_profile.argtypes = [pointer, ctypes.c_int, pointer, pointer]
     library.ds4_engine_profile.restype = None
 
 
@@ -343,15 +345,15 @@ class CpuExecutor:
 
     def profile(self, enabled: bool) -> list[Spent]:
         """Switches the built-in profile on or off; returns what it had collected since it was
-        switched on, section by section in program order, the sampler last."""
+        switched on, section by section in program order, then the sampler, and what lies around
+        the sections in the native call."""
         self._require_open()
-        count = self._sections + 1
-        times, busy = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * count)()
-        kinds = (ctypes.c_int32 * count)()
-        self._library.ds4_engine_profile(self._engine, int(enabled), times, busy, kinds)
+        count = self._sections + 2
+        times, kinds = (ctypes.c_double * (3 * count))(), (ctypes.c_int32 * count)()
+        self._library.ds4_engine_profile(self._engine, int(enabled), times, kinds)
         return [
-            Spent(_SECTION_KINDS[kind], time / 1e9, in_tasks / 1e9)
-            for kind, time, in_tasks in zip(kinds, times, busy, strict=True)
+            Spent(_SECTION_KINDS[kind], *(time / 1e9 for time in times[3 * i : 3 * i + 3]))
+            for i, kind in enumerate(kinds)
         ]
 
     def native_allocations(self) -> int:

@@ -1,0 +1,69 @@
+/* Runs jobs of random sections on a pool of threads (arguments: threads, jobs); prints what went wrong, or
+ * `sections N`.
+ *
+ * Every task must run exactly once, in its own section, and see what the tasks of the sections before
+ * have written (plain memory: a thread sanitizer sees it when the pool orders too little). Some tasks
+ * and some preparations take long enough for the other threads to fall asleep.
+ */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "pool.h"
+
+#define SECTIONS 400 /* of a job */
+
+typedef struct {
+    uint32_t seed, section, tasks;
+    uint32_t runs[DS4_POOL_MAX_TASKS]; /* of this section */
+    uint32_t number[DS4_POOL_MAX_TASKS]; /* of the section that last wrote here */
+    _Atomic uint32_t wrong;
+    int threads;
+} state;
+
+static uint32_t draw(uint32_t *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+static void linger(uint32_t turns) {
+    for (volatile uint32_t i = 0; i < turns; i++) {}
+}
+
+static ds4_pool_section advance(void *context, int thread) {
+    state *s = context;
+    if (thread < 0 || thread >= s->threads) s->wrong++;
+    for (uint32_t i = 0; i < s->tasks; i++)
+        if (s->runs[i] != 1 || s->number[i] != s->section) s->wrong++;
+    s->tasks = 0;
+    if (++s->section % SECTIONS == 0) return (ds4_pool_section){0, 0};
+    uint32_t kind = draw(&s->seed) % 50;
+    s->tasks = kind == 0 ? DS4_POOL_MAX_TASKS : 1 + draw(&s->seed) % (kind < 25 ? 4 : 40);
+    for (uint32_t i = 0; i < s->tasks; i++) s->runs[i] = 0;
+    if (kind == 1) linger(300000);
+    return (ds4_pool_section){s->tasks, draw(&s->seed) % 6};
+}
+
+static void task(void *context, uint32_t first, uint32_t count, int thread) {
+    state *s = context;
+    if (!count || first + count > s->tasks || thread < 0 || thread >= s->threads) s->wrong++;
+    for (uint32_t i = first; i < first + count; i++) {
+        s->runs[i]++;
+        s->number[i] = s->section;
+        if ((i + s->section) % 97 == 0) linger(s->section % 7 == 0 ? 300000 : 3000);
+    }
+}
+
+int main(int count, char **argument) {
+    state *s = calloc(1, sizeof *s);
+    s->threads = count > 1 ? atoi(argument[1]) : 2;
+    s->seed = (uint32_t)s->threads;
+    ds4_pool *pool = ds4_pool_open(s->threads, &(ds4_pool_job){advance, task, s, s, 64});
+    if (!pool) return 2;
+    for (int jobs = count > 2 ? atoi(argument[2]) : 1; jobs > 0; jobs--) ds4_pool_run(pool);
+    ds4_pool_close(pool);
+    if (s->wrong) printf("%u things went wrong\n", s->wrong);
+    else printf("sections %u\n", s->section);
+    free(s);
+    return 0;
+}
