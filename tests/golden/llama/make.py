@@ -1,13 +1,11 @@
-"""Regenerates logits.json with `transformers`, an implementation independent of ours.
+"""The golden logits of llama by `transformers`, an implementation independent of ours.
 
-In a throw-away environment: pip install torch transformers gguf numpy, then, from `tests/`,
-python -m golden.llama.make
+Run by `python -m golden.make llama`.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from typing import Any
 
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
@@ -45,14 +43,9 @@ def logits(case: cases.Case) -> list[list[float]]:
     return [[round(value, 6) for value in row] for row in rows.tolist()]
 
 
-def main() -> None:
-    made = {
+def make() -> dict[str, Any]:
+    """What logits.json holds."""
+    return {
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, float64",
         "logits": {case.name: logits(case) for case in cases.CASES},
     }
-    text = json.dumps(made).replace("]]", "]]\n").replace("], [", "],\n[")
-    Path(__file__).with_name("logits.json").write_text(text + "\n")
-
-
-if __name__ == "__main__":
-    main()
