@@ -196,7 +196,8 @@ const ds4_kv ds4_kv_scalar[DS4_KV_TYPES] = {
 const ds4_kv *ds4_kv_table(int type, int isa) {
     if (type < 0 || type >= DS4_KV_TYPES) return NULL;
 #if defined(__x86_64__)
-    if (isa >= DS4_ISA_AVX512 && type < DS4_KV_Q8_0) return ds4_kv_avx512 + type;
+    if (isa >= DS4_ISA_AVX512)
+        return type == DS4_KV_Q8_0 ? &ds4_kv_avx512_q8 : ds4_kv_avx512 + type;
     if (isa != DS4_ISA_SCALAR) return ds4_kv_avx2 + type;
 #elif defined(__aarch64__)
     if (isa == DS4_ISA_NEON) return ds4_kv_neon + type;

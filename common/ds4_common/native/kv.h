@@ -42,7 +42,7 @@ typedef struct {
 } ds4_kv;
 
 extern const ds4_kv ds4_kv_scalar[DS4_KV_TYPES], ds4_kv_avx2[DS4_KV_TYPES], ds4_kv_neon[DS4_KV_TYPES];
-extern const ds4_kv ds4_kv_avx512[DS4_KV_Q8_0]; /* Q8_0 stays with AVX2 */
+extern const ds4_kv ds4_kv_avx512[DS4_KV_Q8_0], ds4_kv_avx512_q8;
 
 /* The kernels of a type for an instruction set that this CPU has (a ds4_isa). NULL: no such type. */
 __attribute__((visibility("default"))) const ds4_kv *ds4_kv_table(int type, int isa);

@@ -1,6 +1,6 @@
 /* AVX-512 versions of kv.c for caches of f16, bf16 and f32: sixteen positions or dims to a vector, each
  * lane with the chain of the definition. Keys whose lane is a dim have the eight chains of two query rows
- * in a vector. Q8_0 and storing stay with AVX2. */
+ * in a vector. Q8_0 is in kv_q8_avx512.c; storing stays with AVX2. */
 #include "kv.h"
 
 #if defined(__AVX512F__)
