@@ -233,6 +233,7 @@ def run_compare(options: argparse.Namespace) -> list[Row]:
         compare.Peer(options.peer_single, options.peer_batched),
         _threads(options),
         options.steps,
+        options.depth,
         options.runs,
         bandwidth,
         rows.tell,
@@ -373,6 +374,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--compare",
         default=",".join(compare.TYPES),
         help="compare: the types to make models of (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=4096,
+        help="compare: also decode that far into a context; 0: not (default %(default)s)",
     )
     parser.add_argument(
         "--peer-single",

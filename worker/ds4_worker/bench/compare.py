@@ -4,6 +4,9 @@ Owns: which files are made, what both are asked, and that they take turns: one r
 the peer's, so that what others do to the machine meets both. The peer is two of its own programs,
 one for a single sequence and one for several at once, that print a JSON object per measurement.
 Without a peer the table holds our figures alone.
+
+Far into a context a token costs more, because attention reads all positions before it. How much
+more per 1000 positions is the slope: between the decode of a short context and that at `depth`.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from ds4_worker.bench.report import Row, summarise
 from ds4_worker.executor.api import ExecutorConfig, Slice
 from ds4_worker.executor.cpu import CpuExecutor
 
-PROMPT, SHORT = 512, 16  # tokens of a prompt; before a decode
+PROMPT, SHORT = 512, 16  # tokens of a prompt; before a decode of ours, of the peer's none
+DECODE = "decode"
 TYPES = ("Q8_0", "Q4_K_M", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "IQ2_XXS")
 DENSE, EXPERTS = synthetic.SHAPES["dense-1b"], synthetic.SHAPES["moe-4b"]
-GOALS = {"decode": 1.8, "prompt": 3.0, "streams": 2.5}
+GOALS = {DECODE: 1.8, "prompt": 3.0, "streams": 2.5}
 BANDWIDTH_GOAL = {"Q8_0": ">= 0.80", "Q6_K": ">= 0.80"}
 
 
@@ -64,8 +68,18 @@ class Peer:
             self.single, "-m", str(path), "-t", str(threads), "-p", str(PROMPT), "-n", str(steps),
             "-r", "1", "-o", "jsonl",
         ):  # fmt: skip
-            found["prompt" if item["n_prompt"] else "decode"] = float(item["avg_ts"])
+            found["prompt" if item["n_prompt"] else DECODE] = float(item["avg_ts"])
         return found
+
+    def deep(self, path: Path, threads: int, steps: int, depth: int) -> dict[str, float]:
+        """Tokens per second of a decode that begins `depth` tokens into a context."""
+        if not (self.single and depth):
+            return {}
+        items = self._run(
+            self.single, "-m", str(path), "-t", str(threads), "-p", "0", "-n", str(steps),
+            "-d", str(depth), "-r", "1", "-o", "jsonl",
+        )  # fmt: skip
+        return {_at(depth): float(item["avg_ts"]) for item in items}
 
     def together(
         self, path: Path, threads: int, steps: int, streams: Sequence[int]
@@ -92,15 +106,22 @@ class Peer:
         return (json.loads(line) for line in lines)
 
 
-def _decode(executor: CpuExecutor, streams: int, steps: int) -> float:
-    tokens = [0] * streams
+def _at(depth: int) -> str:
+    return f"{DECODE} at depth {depth}"
+
+
+def _decode(executor: CpuExecutor, banks: Sequence[int], steps: int, depth: int = SHORT) -> float:
+    tokens = [0] * len(banks)
     start = time.perf_counter()
     for step in range(steps):
         results = executor.step(
-            [Slice(b, SHORT + step, [tokens[b]], speed.GREEDY) for b in range(streams)]
+            [
+                Slice(bank, depth + step, [token], speed.GREEDY)
+                for bank, token in zip(banks, tokens, strict=True)
+            ]
         )
         tokens = [result.token for result in results if result]
-    return steps * streams / (time.perf_counter() - start)
+    return steps * len(banks) / (time.perf_counter() - start)
 
 
 def _prompt(executor: CpuExecutor) -> float:
@@ -121,22 +142,43 @@ class _Samples:
             side.setdefault(name, []).append(rate)
 
 
-def _rows(name: str, samples: _Samples) -> Iterator[Row]:
+def _slopes(rates: dict[str, list[float]], depth: int, start: int) -> list[float]:
+    """Microseconds per token and 1000 positions of each run, between `start` and `depth`."""
+    pairs = zip(rates.get(DECODE, ()), rates.get(_at(depth), ()), strict=False)
+    return [1e9 * (1 / deep - 1 / short) / (depth - start) for short, deep in pairs]
+
+
+def _slope_row(name: str, samples: _Samples, depth: int) -> Row:
+    peer = _slopes(samples.peer, depth, 0)
+    return summarise(
+        f"{name}: cost of 1000 positions before a token",
+        "us",
+        _slopes(samples.ours, depth, SHORT),
+        reference=statistics.median(peer) if peer else None,
+        reference_name="peer" if peer else "",
+        goal="<= 1.00" if peer else "",
+    )
+
+
+def _rows(name: str, samples: _Samples, depth: int) -> Iterator[Row]:
     for what, rates in samples.ours.items():
         peer = samples.peer.get(what)
         goal = GOALS.get(what, GOALS["streams"])
+        wanted = f">= {goal:.2f}" if peer and what != _at(depth) else ""
         yield summarise(
             f"{name}: {what}",
             "tokens/s",
             rates,
             reference=statistics.median(peer) if peer else None,
             reference_name="peer" if peer else "",
-            goal=f">= {goal:.2f}" if peer else "",
+            goal=wanted,
         )
+    if depth:
+        yield _slope_row(name, samples, depth)
     yield summarise(
         f"{name}: decode, share of read bandwidth",
         "tokens/s",
-        samples.ours["decode"],
+        samples.ours[DECODE],
         reference=statistics.median(samples.limits),
         reference_name="bandwidth",
         goal=BANDWIDTH_GOAL.get(name, ""),
@@ -150,11 +192,15 @@ def _measure_model(
     threads: int,
     steps: int,
     streams: Sequence[int],
+    depth: int,
     runs: int,
     bandwidth: Callable[[], float],
 ) -> list[Row]:
+    short, deep = range(max(streams)), max(streams)
     config = ExecutorConfig(
-        threads=threads, banks=max(streams), context_tokens=PROMPT + SHORT + steps
+        threads=threads,
+        banks=len(short) + 1,
+        context_tokens=max(PROMPT + SHORT, depth) + steps,
     )
     samples = _Samples()
     with (
@@ -163,16 +209,20 @@ def _measure_model(
         speed.mapped(manifest, config) as model,
     ):
         executor = model.executor
-        for bank in range(max(streams)):
+        for bank in short:
             speed.fill(executor, bank, SHORT)
+        speed.fill(executor, deep, depth)
         for _ in range(runs):
             samples.limits.append(bandwidth() / model.work.bytes_per_token)
-            ours = {"prompt": _prompt(executor), "decode": _decode(executor, 1, steps)}
-            ours |= {f"{n} streams": _decode(executor, n, steps) for n in streams}
+            ours = {"prompt": _prompt(executor), DECODE: _decode(executor, short[:1], steps)}
+            if depth:
+                ours[_at(depth)] = _decode(executor, [deep], steps, depth)
+            ours |= {f"{n} streams": _decode(executor, short[:n], steps) for n in streams}
             samples.add(samples.ours, ours)
             samples.add(samples.peer, peer.rates(path, threads, steps))
+            samples.add(samples.peer, peer.deep(path, threads, steps, depth))
             samples.add(samples.peer, peer.together(path, threads, steps, streams))
-    return list(_rows(name, samples))
+    return list(_rows(name, samples, depth))
 
 
 def measure(
@@ -181,11 +231,15 @@ def measure(
     peer: Peer,
     threads: int,
     steps: int,
+    depth: int,
     runs: int,
     bandwidth: Callable[[], float],
     tell: Callable[[list[Row]], None],
 ) -> None:
-    """Makes a model per name, measures it and deletes it; `words` gives the vocabulary."""
+    """Makes a model per name, measures it and deletes it; `words` gives the vocabulary. A `depth`
+    of 0 leaves the decode far into a context out."""
+    if 0 < depth <= SHORT:
+        raise Ds4Error(f"--depth: got {depth}, expected 0 or more than {SHORT}")
     for name in names:
         if name not in TYPES:
             raise Ds4Error(f"--compare: got {name!r}, expected names of {', '.join(TYPES)}")
@@ -193,4 +247,4 @@ def measure(
         with tempfile.TemporaryDirectory(prefix="ds4-bench-") as folder:
             path = Path(folder) / f"{name}.gguf"
             synthetic.write(path, *_model(name), words)
-            tell(_measure_model(name, path, peer, threads, steps, (4, 8), runs, bandwidth))
+            tell(_measure_model(name, path, peer, threads, steps, (4, 8), depth, runs, bandwidth))
