@@ -32,7 +32,10 @@ MAX_SYMBOLS = 32_000
 MAX_MULTIPLE = 20_000
 _MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([0-9][0-9.eE+-]{0,63})')
 _MESSAGE_CHARS = 1000  # of the library, which repeats lines of the grammar however long they are
-_KEPT = 64  # compiled grammars; an agent sends the same few again and again
+# Compiled grammars that are kept: an agent sends the same few again and again. The library does not
+# tell their size; measured, they take some hundred times the memory of their text.
+_KEPT = 64
+_KEPT_CHARS = 1 << 20
 
 
 class Vocabulary(Protocol):
@@ -66,6 +69,18 @@ class Compiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._kept_chars = 0
+
+    def knows(self, source: str) -> bool:
+        """Whether a grammar is compiled already."""
+        return source in self._kept
+
+    def special_tokens(self) -> dict[int, bytes]:
+        """The tokens that a grammar can name, with their texts."""
+        named = self._delimiters.union(
+            self._eos_ids, filter(self._is_special, range(self._n_vocab))
+        )
+        return {token: self._vocabulary.token_bytes(token) for token in sorted(named)}
 
     def compile(self, source: str) -> CompiledGrammar:
         """A grammar from the library's text. Raises GrammarError with the library's message."""
@@ -78,9 +93,11 @@ class Compiler:
             found = self._kept.get(source)
             if found is None:
                 found = self._kept[source] = self._compile(source)
+                self._kept_chars += len(source)
             self._kept.move_to_end(source)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            while len(self._kept) > _KEPT or self._kept_chars > _KEPT_CHARS:
+                dropped, _ = self._kept.popitem(last=False)
+                self._kept_chars -= len(dropped)
         return found
 
     def _compile(self, source: str) -> CompiledGrammar:
@@ -101,9 +118,7 @@ class Compiler:
     def _build_tokenizer(self) -> LLTokenizer:
         if not self._eos_ids:
             raise GrammarError("the model has no token that ends an answer")
-        special = self._delimiters.union(
-            self._eos_ids, filter(self._is_special, range(self._n_vocab))
-        )
+        special = self.special_tokens()
         wrapped = _Wrapped(self._vocabulary, self._n_vocab, self._eos_ids[0], special)
         return LLTokenizer(
             TokenizerWrapper(wrapped), n_vocab=self._n_vocab, eos_token=self._eos_ids

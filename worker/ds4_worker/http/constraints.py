@@ -8,6 +8,8 @@ around it, off the event loop. The grammar library is imported by the first requ
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,15 @@ import msgspec
 from ds4_common.errors import GrammarError, RequestError
 from ds4_worker.engine.api import Grammar
 from ds4_worker.grammar.source import ANSWER, answer_grammar, whole_answer
+from ds4_worker.grammar.trial import Trial
 from ds4_worker.http import tool_prompt
 from ds4_worker.http.conversation import Constraint, Decoding
 from ds4_worker.http.model import ServedModel
 
 if TYPE_CHECKING:
     from ds4_worker.grammar.compiler import Compiler
+
+_REFUSALS = 64
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -171,12 +176,17 @@ class GrammarService:
     def __init__(self) -> None:
         self._compiler: Compiler | None = None
         self._turn = asyncio.Lock()
+        self._refused: deque[str] = deque(maxlen=_REFUSALS)  # digests of what took too much
 
     async def compile(self, wanted: Wanted, model: ServedModel) -> Grammar:
         """Raises RequestError: 400 with the library's message, 501 without the library."""
+        trial = Trial()
         try:
             async with self._turn:
-                return await asyncio.to_thread(self._compile, wanted, model)
+                return await asyncio.to_thread(self._compile, wanted, model, trial)
+        except asyncio.CancelledError:  # the client is gone
+            trial.stop()
+            raise
         except GrammarError as error:
             raise RequestError(
                 f"{wanted.path}: {error}", param=wanted.path, code="invalid_grammar"
@@ -189,7 +199,7 @@ class GrammarService:
                 code="unsupported_parameter",
             ) from error
 
-    def _compile(self, wanted: Wanted, model: ServedModel) -> Grammar:
+    def _compile(self, wanted: Wanted, model: ServedModel, trial: Trial) -> Grammar:
         from ds4_worker.grammar.compiler import Compiler
 
         constraint, answer = wanted.constraint, None
@@ -200,7 +210,25 @@ class GrammarService:
             self._compiler = Compiler(
                 model.tokenizer, frontend.vocabulary, frontend.eos_ids, delimiters_of(model)
             )
-        return self._compiler.compile(whole_answer(wanted.envelope, answer))
+        source = whole_answer(wanted.envelope, answer)
+        if constraint is not None and constraint.kind == "lark":
+            self._try(source, self._compiler, model, trial)
+        return self._compiler.compile(source)
+
+    def _try(self, source: str, compiler: Compiler, model: ServedModel, trial: Trial) -> None:
+        """Raises GrammarError for a grammar that would take too much."""
+        if compiler.knows(source):
+            return
+        digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
+        if digest in self._refused:
+            raise GrammarError("the grammar took too much to compile when it was asked for before")
+        frontend = model.frontend
+        try:
+            trial.run(source, frontend.vocabulary, frontend.eos_ids, compiler.special_tokens())
+        except GrammarError:
+            if not trial.stopped:
+                self._refused.append(digest)
+            raise
 
 
 def delimiters_of(model: ServedModel) -> Sequence[int]:
