@@ -32,7 +32,7 @@ MOST = 64
 CEILINGS = {
     "matvec": 128, "matvec_experts": 128, "matmul": 208, "matmul_experts": 208,
     "attend_whole": 176, "attend_parts": 128,
-    "attend_rows": 128, "sample": 128, "hyper_write": 128,
+    "attend_rows": 128, "attend_rows_parts": 128, "sample": 128, "hyper_write": 128,
 }  # fmt: skip
 
 

@@ -342,17 +342,26 @@ def test_attention_over_rows_has_the_bits_of_the_cpu(kind: str, sinks: bool) -> 
                 sink[h] if sinks else None,
             )  # fmt: skip
     at_, bank_ = recent.put(positions), recent.put(banks)
-    for tile_heads in (4, 16):
+    parts = recent.memory.array((4, heads, 5, 2 + dim), np.float32)
+    for splits in (0, 2, 5):  # fewer blocks than parts, a block for each
         y = recent.put(np.full((4, heads * dim), -3), np.float32)
         p = AttendRows(
             recent=recent.plane(), q=address(q), y=address(y), positions=address(at_),
             banks=address(bank_), sinks=address(sink) if sinks else 0, q_stride=q.strides[0],
             y_stride=y.strides[0], chosen_stride=chosen.strides[0], tokens=4, heads=heads,
-            window=window, most_chosen=90, tile_heads=tile_heads, scale=0.2,
+            window=window, most_chosen=90, parts=address(parts), most_parts=5, scale=0.2,
         )  # fmt: skip
         if kind != "recent":
             p.compressed = other.plane()
         if kind == "chosen":
             p.chosen = address(chosen)
-        launch("attend_rows", p, descending=tile_heads == 4)
+        if splits:
+            parts[:] = np.nan
+            how = KERNELS["attend_rows_parts"].launch(p)
+            assert how.grid == (2, 4, 5)
+            how = how._replace(grid=(2, 4, splits))
+            module_of(Unit("attend_rows.cu")).run("attend_rows_parts", p, how, splits == 2)
+            launch("attend_rows_fold", p)
+        else:
+            launch("attend_rows", p)
         np.testing.assert_array_equal(bits(y), bits(expected))

@@ -19,6 +19,7 @@
 #define DS4_CUDA_ATTEND_H
 
 #include "kv.h"
+#include "parts.h"
 
 struct ds4_attend {
     ds4_cache cache;
@@ -194,29 +195,15 @@ static __device__ __forceinline__ void ds4_score_along(const ds4_attend &p, cons
 }
 
 /* Caps, maximum, exponentials and sums of the rows, a warp per row. */
-static __device__ __forceinline__ void ds4_part_softmax(const ds4_attend &p, const ds4_run &run,
+static __device__ __forceinline__ void ds4_softmax_rows(const ds4_attend &p, const ds4_run &run,
                                                         const ds4_tile &tile, int base) {
     int lane = threadIdx.x & 31;
     for (int r = threadIdx.x / 32; r < run.rows; r += DS4_ATTEND_THREADS / 32) {
         int from = ds4_hidden(p, run, base, r), n = ds4_visible(p, run, base, r) - from;
-        float *s = tile.scores + r * p.part_tokens + from, best = -DS4_INFINITY, sum = 0.0f;
-        for (int i = lane; i < n; i += 32) {
-            if (p.soft_cap != 0.0f) s[i] = ds4_soft_cap(s[i], p.soft_cap);
-            if (s[i] > best) best = s[i];
-        }
-        for (int step = 16; step; step >>= 1) {
-            float other = ds4_shuffle_xor(best, step);
-            if (other > best) best = other;
-        }
-        for (int i = lane; i < n; i += 32) s[i] = ds4_exp(s[i] - best);
-        ds4_sync_warp();
-        if (lane < 8)
-            for (int i = lane; i < n; i += 8) sum += s[i];
-        for (int step = 4; step; step >>= 1) sum += ds4_shuffle_xor(sum, step);
-        if (lane == 0) {
-            tile.part_max[r] = best;
-            tile.part_sum[r] = n > 0 ? sum : 0.0f;
-        }
+        float *s = tile.scores + r * p.part_tokens + from;
+        if (p.soft_cap != 0.0f)
+            for (int i = lane; i < n; i += 32) s[i] = ds4_soft_cap(s[i], p.soft_cap);
+        ds4_part_softmax(s, n, tile.part_max + r, tile.part_sum + r);
     }
 }
 
@@ -279,7 +266,7 @@ static __device__ __forceinline__ void ds4_attend_part(const ds4_attend &p, cons
     else if (run.rows <= 8) ds4_score<8>(p, run, tile, kv_head, base, start, count);
     else ds4_score<DS4_ATTEND_ROWS>(p, run, tile, kv_head, base, start, count);
     ds4_sync_block();
-    ds4_part_softmax(p, run, tile, base);
+    ds4_softmax_rows(p, run, tile, base);
     ds4_sync_block();
     /* four rows and one dim per item */
     int quads = (run.rows + 3) / 4;
@@ -319,19 +306,6 @@ static __device__ __forceinline__ void ds4_each_run(const ds4_attend &p, Body bo
     }
 }
 
-static __device__ __forceinline__ void ds4_finish_row(const ds4_attend &p, int token, int head,
-                                                      float max, float sum, float *keep,
-                                                      float *inverse) {
-    (void)token;
-    *keep = 1.0f;
-    if (p.sinks) {
-        float sink = ((const float *)p.sinks)[head], top = sink > max ? sink : max;
-        *keep = ds4_exp(max - top);
-        sum = sum * *keep + ds4_exp(sink - top);
-    }
-    *inverse = 1.0f / sum;
-}
-
 DS4_KERNEL(attend_whole, ds4_attend, 256, DS4_KV_Q8 ? 1 : 2) {
     DS4_SHARED_BYTES(shared);
     ds4_tile tile = ds4_carve(p, shared);
@@ -349,38 +323,27 @@ DS4_KERNEL(attend_whole, ds4_attend, 256, DS4_KV_Q8 ? 1 : 2) {
         for (int part = ds4_first_part(p, run.position); part < parts; part++) {
             ds4_attend_part(p, run, tile, kv_head, part, [&](int r, int d, float value) {
                 if (tile.part_sum[r] == 0.0f) return; /* does not reach this row */
-                float top = tile.part_max[r] > tile.max[r] ? tile.part_max[r] : tile.max[r];
-                float keep = ds4_exp(tile.max[r] - top), take = ds4_exp(tile.part_max[r] - top);
+                ds4_join join = ds4_join_part(tile.max[r], tile.part_max[r]);
                 float *into = tile.state + r * tile.width + d;
-                *into = *into * keep + value * take;
+                *into = *into * join.keep + value * join.take;
             });
             ds4_sync_block();
             if ((int)threadIdx.x < run.rows && tile.part_sum[threadIdx.x] != 0.0f) {
                 int r = threadIdx.x;
-                float top = tile.part_max[r] > tile.max[r] ? tile.part_max[r] : tile.max[r];
-                float keep = ds4_exp(tile.max[r] - top), take = ds4_exp(tile.part_max[r] - top);
-                tile.max[r] = top;
-                tile.sum[r] = tile.sum[r] * keep + tile.part_sum[r] * take;
+                ds4_join join = ds4_join_part(tile.max[r], tile.part_max[r]);
+                tile.max[r] = join.max;
+                tile.sum[r] = tile.sum[r] * join.keep + tile.part_sum[r] * join.take;
             }
             ds4_sync_block();
         }
         for (int i = threadIdx.x; i < run.rows * p.cache.value_dim; i += DS4_ATTEND_THREADS) {
             int r = i / p.cache.value_dim, d = i % p.cache.value_dim;
             int token = run.token + r / run.heads, head = run.head + r % run.heads;
-            float keep, inverse;
-            ds4_finish_row(p, token, head, tile.max[r], tile.sum[r], &keep, &inverse);
-            float value = tile.state[r * tile.width + d];
-            if (p.sinks) value *= keep;
             ds4_row<float>(p.y, p.y_stride, token)[(int64_t)head * p.cache.value_dim + d] =
-                value * inverse;
+                ds4_finish_row((const float *)p.sinks, head, tile.max[r], tile.sum[r],
+                               tile.state[r * tile.width + d]);
         }
     });
-}
-
-static __device__ __forceinline__ float *ds4_part_state(const ds4_attend &p, int width, int token,
-                                                        int head, int part) {
-    return (float *)p.parts +
-           (((int64_t)token * p.heads + head) * p.most_parts + part) * (2 + width);
 }
 
 DS4_KERNEL(attend_parts, ds4_attend, 256, 2) {
@@ -396,7 +359,8 @@ DS4_KERNEL(attend_parts, ds4_attend, 256, 2) {
         for (; part < parts; part += gridDim.z) {
             ds4_attend_part(p, run, tile, kv_head, part, [&](int r, int d, float value) {
                 int token = run.token + r / run.heads, head = run.head + r % run.heads;
-                float *state = ds4_part_state(p, tile.width, token, head, part);
+                float *state =
+                    ds4_part_state(p.parts, p.heads, p.most_parts, tile.width, token, head, part);
                 if (d == 0) {
                     state[0] = tile.part_max[r];
                     state[1] = tile.part_sum[r];
@@ -414,23 +378,9 @@ DS4_KERNEL(attend_fold, ds4_attend, 128, 4) {
     int position = ((const int *)p.positions)[token], width = ds4_kv_width(p.cache.value_dim);
     /* parts that the tile's first token began with, but this token does not see, hold a sum of 0 */
     int first = ds4_first_part(p, position), parts = position / p.part_tokens + 1;
-    for (int d = threadIdx.x; d < p.cache.value_dim; d += 128) {
-        float max = -DS4_INFINITY, sum = 0.0f, value = 0.0f;
-        for (int part = first; part < parts; part++) {
-            const float *state = ds4_part_state(p, width, token, head, part);
-            if (state[1] == 0.0f) continue;
-            float top = state[0] > max ? state[0] : max;
-            float keep = ds4_exp(max - top), take = ds4_exp(state[0] - top);
-            max = top;
-            sum = sum * keep + state[1] * take;
-            value = value * keep + state[2 + d] * take;
-        }
-        float keep, inverse;
-        ds4_finish_row(p, token, head, max, sum, &keep, &inverse);
-        if (p.sinks) value *= keep;
-        ds4_row<float>(p.y, p.y_stride, token)[(int64_t)head * p.cache.value_dim + d] =
-            value * inverse;
-    }
+    ds4_fold_parts(ds4_part_state(p.parts, p.heads, p.most_parts, width, token, head, 0), width, first,
+                   parts, (const float *)p.sinks, head, p.cache.value_dim,
+                   ds4_row<float>(p.y, p.y_stride, token) + (int64_t)head * p.cache.value_dim);
 }
 
 #endif

@@ -16,7 +16,21 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ds4_common.quants import QuantType, block_bytes, block_weights
-from ds4_worker.cuda.limits import folded
+from ds4_worker.cuda.attention import (
+    ATTEND_ROWS,
+    ROW_PART,
+    attend_fold_launch,
+    attend_part_bytes,
+    attend_parts_launch,
+    attend_rows_fold_launch,
+    attend_rows_launch,
+    attend_rows_parts_launch,
+    attend_shared_bytes,
+    attend_tile,
+    attend_whole_launch,
+    part_tokens,
+)
+from ds4_worker.cuda.limits import Launch, folded
 from ds4_worker.cuda.parameters import (
     Attend,
     AttendRows,
@@ -48,6 +62,7 @@ __all__ = [
     "KV_TYPES",
     "MANY_KERNELS",
     "MATMUL_TILE",
+    "ROW_PART",
     "UNITS",
     "VALUE_HEADS",
     "WEIGHT_KERNELS",
@@ -114,12 +129,6 @@ class Unit(msgspec.Struct, frozen=True):
         if self.ggml_type < 0:
             return ()
         return (f"-DDS4_TYPE={self.ggml_type}", f"-DDS4_LAYOUT={self.layout}")
-
-
-class Launch(NamedTuple):
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int = 0  # dynamic; more than 48 KiB must be asked for (allow_dynamic_shared)
 
 
 class Kernel(NamedTuple):
@@ -253,12 +262,6 @@ def _index_pick(p: Index) -> Launch:
     return Launch((p.tokens, 1, 1), (256, 1, 1))
 
 
-def _attend_rows(p: AttendRows) -> Launch:
-    """Fewer heads in a tile when there are few tokens: more blocks."""
-    shared = 4 * 16 * (2 * p.recent.dim + 64 + 4)
-    return Launch((_ceil(p.heads, p.tile_heads), p.tokens, 1), (256, 1, 1), shared)
-
-
 def _sample(p: Sample) -> Launch:
     return Launch((p.rows, 1, 1), (512, 1, 1))
 
@@ -267,56 +270,13 @@ def _sort_experts(p: SortExperts) -> Launch:
     return Launch((1, 1, 1), (256, 1, 1), 4 * (p.experts + 1))
 
 
-ATTEND_ROWS = 16  # of a tile
-
-
-def part_tokens(page_tokens: int) -> int:
-    """Positions of one part of an attention: ds4_part_tokens of native/attention.h."""
-    return page_tokens * (256 // page_tokens if page_tokens < 256 else 1)
-
-
-def attend_tile(group: int, tokens: int) -> tuple[int, int]:
-    """(tile_tokens, tile_heads) for query heads per kv head and tokens that follow each other in
-    a bank: 1 when decoding."""
-    heads = min(group, ATTEND_ROWS)
-    return max(1, min(tokens, ATTEND_ROWS // heads)), heads
-
-
-def attend_shared_bytes(p: Attend, whole: bool) -> int:
-    width = _ceil(p.cache.value_dim, 8) * 8 if whole else 0
-    return int(4 * ATTEND_ROWS * (p.cache.dim + p.part_tokens + 4 + width))
-
-
-def attend_part_bytes(p: Attend) -> int:
-    """Bytes at `parts`: the states of all parts of all rows."""
-    state = 2 + _ceil(p.cache.value_dim, 8) * 8
-    return int(4 * p.tokens * p.heads * p.most_parts * state)
-
-
-def _attend_blocks(p: Attend) -> tuple[int, int]:
-    group = p.heads // p.cache.kv_heads
-    return p.cache.kv_heads * _ceil(group, p.tile_heads), _ceil(p.tokens, p.tile_tokens)
-
-
-def _attend_whole(p: Attend) -> Launch:
-    return Launch((*_attend_blocks(p), 1), (256, 1, 1), attend_shared_bytes(p, whole=True))
-
-
-def _attend_parts(p: Attend) -> Launch:
-    """Each of at most 32 blocks per tile goes over every 32nd part."""
-    splits = min(p.most_parts, 32)
-    return Launch((*_attend_blocks(p), splits), (256, 1, 1), attend_shared_bytes(p, whole=False))
-
-
-def _attend_fold(p: Attend) -> Launch:
-    return Launch((p.heads, p.tokens, 1), (128, 1, 1))
-
-
 def _kv_store(p: KvStore) -> Launch:
     return Launch((p.cache.kv_heads, p.tokens, 1), (128, 1, 1))
 
 
 # ---- tables ------------------------------------------------------------------------------------
+
+_ROWS = ("attend_rows",)
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
@@ -345,7 +305,9 @@ KERNELS: dict[str, Kernel] = {
         Kernel("store_rows", "compress.cu", StoreRows, _store_rows, ("store_rows",)),
         Kernel("index_scores", "index_rows.cu", Index, _index_scores, ("index_rows",)),
         Kernel("index_pick", "index_rows.cu", Index, _index_pick, ("index_rows",)),
-        Kernel("attend_rows", "attend_rows.cu", AttendRows, _attend_rows, ("attend_rows",)),
+        Kernel("attend_rows", "attend_rows.cu", AttendRows, attend_rows_launch, _ROWS),
+        Kernel("attend_rows_parts", "attend_rows.cu", AttendRows, attend_rows_parts_launch, _ROWS),
+        Kernel("attend_rows_fold", "attend_rows.cu", AttendRows, attend_rows_fold_launch, _ROWS),
         Kernel("sample", "sample.cu", Sample, _sample),
         Kernel("rope_angles", "rope.cu", RopeAngles, _rope_angles),
         Kernel("rope", "rope.cu", Rope, _rope, ("rope",)),
@@ -359,9 +321,9 @@ CACHE_KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
         Kernel("kv_store", "cache.cu", KvStore, _kv_store, ("kv_store", "latent_store")),
-        Kernel("attend_whole", "cache.cu", Attend, _attend_whole, _ATTEND),
-        Kernel("attend_parts", "cache.cu", Attend, _attend_parts, _ATTEND),
-        Kernel("attend_fold", "cache.cu", Attend, _attend_fold, _ATTEND),
+        Kernel("attend_whole", "cache.cu", Attend, attend_whole_launch, _ATTEND),
+        Kernel("attend_parts", "cache.cu", Attend, attend_parts_launch, _ATTEND),
+        Kernel("attend_fold", "cache.cu", Attend, attend_fold_launch, _ATTEND),
     )
 }
 

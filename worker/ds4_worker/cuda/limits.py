@@ -1,4 +1,4 @@
-"""What every device launches: sizes of grids and blocks, the same for all targets.
+"""A launch, and what every device takes: sizes of grids and blocks, the same for all targets.
 
 Owns the limits, the fold of a grid that would be too long, and the question whether a launch is
 possible. Dynamic shared memory differs by device, whose driver refuses what it does not have.
@@ -6,7 +6,16 @@ possible. Dynamic shared memory differs by device, whose driver refuses what it 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 Size = tuple[int, int, int]
+
+
+class Launch(NamedTuple):
+    grid: Size
+    block: Size
+    shared_bytes: int = 0  # dynamic; more than 48 KiB must be asked for (allow_dynamic_shared)
+
 
 GRID_LIMITS: Size = ((1 << 31) - 1, 65535, 65535)
 BLOCK_LIMITS: Size = (1024, 1024, 64)
@@ -20,12 +29,15 @@ def folded(n: int) -> tuple[int, int]:
     return -(-n // z), z
 
 
-def excess(grid: Size, block: Size) -> str:
+def excess(launch: Launch) -> str:
     """What no device would launch; "" when nothing."""
-    for what, sizes, limits in (("grid", grid, GRID_LIMITS), ("block", block, BLOCK_LIMITS)):
+    for what, sizes, limits in (
+        ("grid", launch.grid, GRID_LIMITS),
+        ("block", launch.block, BLOCK_LIMITS),
+    ):
         if not all(0 < size <= limit for size, limit in zip(sizes, limits, strict=True)):
             return f"a {what} of {sizes}, expected 1 to {limits}"
-    x, y, z = block
+    x, y, z = launch.block
     if x * y * z > BLOCK_THREADS:
         return f"blocks of {x * y * z} threads, expected at most {BLOCK_THREADS}"
     return ""

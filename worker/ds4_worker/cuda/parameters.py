@@ -200,9 +200,9 @@ class AttendRows(ctypes.Structure):
     _fields_ = (
         ("recent", Plane),
         ("compressed", Plane),
-        *((n, _U64) for n in ("q", "y", "positions", "banks", "live", "chosen", "sinks")),
+        *((n, _U64) for n in ("q", "y", "positions", "banks", "live", "chosen", "sinks", "parts")),
         *((name, _U32) for name in ("q_stride", "y_stride", "chosen_stride")),
-        *((name, _I32) for name in ("tokens", "heads", "window", "most_chosen", "tile_heads")),
+        *((name, _I32) for name in ("tokens", "heads", "window", "most_chosen", "most_parts")),
         ("scale", _F32),
         ("reserved", _I32),
     )

@@ -9,10 +9,19 @@ from collections.abc import Iterator, Sequence
 
 from ds4_common.contract import image as im
 from ds4_worker.cuda import kernels as ks
+from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.executor.cuda_places import index_rows_of
 from ds4_worker.executor.cuda_rows import Planned, RowLaunches
 
-_FEW_TOKENS = 16  # up to here a block takes fewer heads, so that there are more blocks
+
+def row_parts(image: im.Image, config: ExecutorConfig, op: im.ImageOp) -> int:
+    """The most parts of the rows that one token attends to."""
+    rows = min(op.window, config.context_tokens)
+    if len(op.inputs) > 1:
+        rows += image.slots[op.inputs[1]].width
+    elif op.other_plane != im.NONE:
+        rows += config.context_tokens // image.planes[op.other_plane].ratio
+    return -(-rows // ks.ROW_PART)
 
 
 class CompressedLaunches(RowLaunches):
@@ -115,12 +124,14 @@ class CompressedLaunches(RowLaunches):
             recent=self._plane(op.plane), compressed=self._plane(op.other_plane),
             **self._operand("q", op.inputs[0]), **self._operand("y", op.out),
             positions=self._positions, banks=self._banks, live=self._at.live(space),
-            sinks=self._at.vector(op.weight), tokens=self._tokens, heads=op.heads,
-            window=op.window, scale=op.value,
-            tile_heads=min(op.heads, 4 if self._tokens <= _FEW_TOKENS else 16),
+            sinks=self._at.vector(op.weight), parts=self._at.partials, tokens=self._tokens,
+            heads=op.heads, window=op.window, most_parts=row_parts(self._image, self._config, op),
+            scale=op.value,
         )  # fmt: skip
         if len(op.inputs) > 1:
             chosen = self._at.slot(op.inputs[1])
             p.chosen, p.chosen_stride = chosen.address, chosen.stride
             p.most_chosen = self._width(op.inputs[1])
-        yield self._planned("attend_rows", p)
+        split = self._tokens <= self._split_tokens
+        for name in ("attend_rows_parts", "attend_rows_fold") if split else ("attend_rows",):
+            yield self._planned(name, p)

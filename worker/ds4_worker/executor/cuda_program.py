@@ -17,7 +17,7 @@ from ds4_worker.cuda import kernels as ks
 from ds4_worker.cuda.limits import excess
 from ds4_worker.cuda.parameters import Cache
 from ds4_worker.executor.api import ExecutorConfig
-from ds4_worker.executor.cuda_compressed import CompressedLaunches
+from ds4_worker.executor.cuda_compressed import CompressedLaunches, row_parts
 from ds4_worker.executor.cuda_places import Addresses, Places
 from ds4_worker.executor.cuda_rows import Planned, fused
 
@@ -37,9 +37,12 @@ def partial_bytes(image: im.Image, config: ExecutorConfig) -> tuple[int, int]:
     for section in image.sections:
         for op in section.ops:
             if op.kind == im.OP_ATTEND:
-                width = -(-op.width // 8) * 8
-                per_token = max(per_token, op.heads * (2 + width) * 4)
-    per_token *= most_parts(image, config)
+                width, parts = -(-op.width // 8) * 8, most_parts(image, config)
+            elif op.kind == im.OP_ATTEND_ROWS:
+                width, parts = image.planes[op.plane].dim, row_parts(image, config, op)
+            else:
+                continue
+            per_token = max(per_token, op.heads * (2 + width) * 4 * parts)
     if not per_token:
         return 0, 0
     tokens = max(1, min(SPLIT_TOKENS, config.batch_tokens, MOST_PARTIAL_BYTES // per_token))
@@ -76,7 +79,7 @@ class Program(CompressedLaunches):
         self._split_tokens = partial_bytes(image, config)[1]
         for tokens in (1, MANY_TOKENS, config.batch_tokens):
             for planned in self.launches(tokens):
-                if problem := excess(planned.launch.grid, planned.launch.block):
+                if problem := excess(planned.launch):
                     self._missing[f"{planned.kernel} of {tokens} tokens ({problem})"] = None
         if self._missing:
             raise UnsupportedModel(

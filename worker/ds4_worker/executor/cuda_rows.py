@@ -39,6 +39,7 @@ class RowLaunches:
         self._places, self._at = places, addresses
         self._tokens = 0
         self._rows = (0, 0)  # tokens, outputs
+        self._split_tokens = 0  # the most whose attention is split
 
     def _planned(self, name: str, parameters: ctypes.Structure) -> Planned:
         kernel = ks.KERNELS.get(name)
