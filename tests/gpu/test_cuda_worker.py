@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,27 @@ def test_a_worker_answers_as_the_cpu_does_and_outlives_kills_on_both_sides(
         owner.stop(signal.SIGKILL)
         assert answer(port) == expected  # its mappings are its own
         assert second.stop() == 0
+
+
+@STAND_IN
+def test_a_worker_killed_with_two_steps_under_way_leaves_nothing_behind(
+    on_device: Device, model: Model, expected: str, run: Path
+) -> None:
+    """It dies waiting for the first of them; the next worker has the request that it had."""
+    port = stack.free_port()
+    on_device.owner(model.path, run)
+    held = on_device.used_bytes()
+    body = {"prompt": PROMPT, "max_tokens": COUNT, "temperature": 0}  # all of it by the device
+    with ThreadPoolExecutor(1) as client:
+        with worker(on_device, model, run, port, fault="cuEventSynchronize:5:kill") as first:
+            reply = client.submit(stack.request, port, "POST", "/v1/completions", body)
+            assert first.wait() == -signal.SIGKILL
+        assert on_device.used_bytes() == held
+        with worker(on_device, model, run, port, "--speculate", "off"):
+            status, found = reply.result(timeout=60)
+            assert (status, found["choices"][0]["text"]) == (200, expected)
+            _, metrics = stack.request(port, "GET", "/metrics")
+    assert f"ds4_steps_ahead_total {COUNT - 1}.0" in metrics.splitlines()
 
 
 def test_the_real_small_model_continues_as_on_the_cpu_after_a_kill(
