@@ -114,6 +114,7 @@ def mixes(
             "equal": [a == b for a, b in zip(found, expected, strict=True)],
             "ahead": (plain.stats.steps_ahead, core.stats.steps_ahead),
             "discarded": core.stats.rows_discarded,
+            "drafts": core.stats.draft_tokens_offered - core.stats.draft_tokens_accepted,
             "steps": core.stats.steps,
             "allocated": cuda.allocated - taken,
             "pages": kept.pool.total - kept.cache.available,

@@ -223,6 +223,62 @@ def test_windows_are_compressed_alike_however_they_are_cut(copies: int) -> None:
         np.testing.assert_array_equal(bits(whole[0, t]), bits(expected))
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_a_run_added_is_taken_back_and_added_again(copies: int) -> None:
+    """Runs of guesses, of which the next one begins behind those that came true: the state and the
+    rows of plain runs, over windows and over pages."""
+    rng, dim, window, n = np.random.default_rng(8), 150, 4, 57
+    k, gate = (rng.normal(0, 2, (n, copies * dim)).astype(np.float32) for _ in range(2))
+    bias = rng.standard_normal((window, copies * dim)).astype(np.float32)
+    wrong = rng.standard_normal((n, copies * dim)).astype(np.float32)
+    bank_floats = (3 + 2 * 64) * copies * dim
+
+    def run(moves: list[tuple[int, int, int]]) -> tuple[F32, npt.NDArray[np.uint8]]:
+        """Of each: where it begins, how many tokens are right, and how many wrong ones follow."""
+        world = Pages(4 * 3 * copies * dim, dim, PAGE)
+        held, out = world.put(bias, np.float32), np.empty((n, dim), np.float32)
+        kept = world.memory.array((2, bank_floats), np.float32)
+        kept[:] = np.nan
+        last = 0
+        for number, (start, right, guesses) in enumerate(moves):
+            m, end = right + guesses, start + right
+            values = [np.concatenate([x[start:end], wrong[:guesses]]) for x in (k, gate)]
+            own, gates = (world.put(x, np.float32) for x in values)
+            y = world.memory.array((m, dim), np.float32)
+            ahead = number > 0 and sum(moves[number - 1]) > start
+            again, keeps = world.put([0, start - last if ahead else 0]), world.put([0, 1])
+            p = Compress(
+                state=world.plane(), k=address(own), gate=address(gates), bias=address(held),
+                y=address(y), positions=address(world.put(range(start, start + m))),
+                banks=address(world.put([1] * m)), kept=address(kept),
+                kept_stride=kept.strides[0], again=address(again), keeps=address(keeps),
+                k_stride=own.strides[0], gate_stride=gates.strides[0], y_stride=y.strides[0],
+                tokens=m, copies=copies, window=window,
+            )  # fmt: skip
+            launch("compress", p, bool(number % 2))
+            out[start:end], last = y[:right], start
+        assert np.isnan(kept[0]).all(), "another bank's"
+        return out, world.data
+
+    plain, pages = run([(0, 16, 0), (16, 16, 0), (32, 16, 0), (48, 9, 0)])
+    for most in (1, 3, 7):
+        moves, at = [], 0
+        while at < n:
+            right = min(int(rng.integers(1, 5)), n - at)
+            moves.append((at, right, most if at + right < n else 0))
+            at += right
+        again, same_pages = run(moves)
+        np.testing.assert_array_equal(bits(again), bits(plain))
+        last = n // PAGE  # a page ahead of it holds what was wrong
+        for index in range(last + 1):
+            np.testing.assert_array_equal(*(d[_physical(index)] for d in (same_pages, pages)))
+
+
+def _physical(index: int) -> int:
+    """Where `Pages` puts a page of bank 1."""
+    return int(np.random.default_rng(5).permutation(80).reshape(2, 40)[1, index])
+
+
 @pytest.mark.parametrize("tiles", [0, 1])
 def test_rows_are_stored_where_a_window_ends(tiles: int) -> None:
     dim, ratio = 24, 4

@@ -3,7 +3,9 @@
  * Reference: native/exec_compress.c, exec_rows.c (store_rows), op_vector.c (running_softmax); same bits.
  * compress: parameter ds4_compress, grid (ceil(dim / 128), tokens), block (128): the block of a run's
  * first token - of one bank, positions that follow each other - takes 128 dims of the run from its
- * first token to its last, the running softmax in registers. store_rows: parameter ds4_store_rows, grid
+ * first token to its last, the running softmax in registers. What a short run adds is kept, with the
+ * state before it: the next one of the bank may begin inside it (native/exec_rewind.c), and adds the
+ * tokens that stay once more. store_rows: parameter ds4_store_rows, grid
  * (tokens), block (128); tiles = 1: dim by dim, for index_rows. Tokens of banks below 0 are skipped.
  */
 #include "rows.h"
@@ -11,6 +13,10 @@
 struct ds4_compress {
     ds4_plane state; /* f32 [3 copies][dim] in each page: maximum, sum, weighted sum of each copy */
     uint64_t k, gate, bias, y, positions, banks, live; /* k, gate: [copies dim]; bias [ratio][..] */
+    uint64_t kept;         /* f32 per bank: a state, then k and gate of each token; 0: nothing is */
+    uint64_t kept_stride;  /* bytes from bank to bank */
+    uint64_t again, keeps; /* int32[banks]: tokens before the run that are added again; whether the
+                              run is kept */
     uint32_t k_stride, gate_stride, y_stride;
     int32_t tokens, copies, window;
 };
@@ -38,31 +44,58 @@ static __device__ __forceinline__ void keep_in(float *state, int dim, const runn
     state[2 * dim] = r.weighted;
 }
 
+/* The token at `position`, whose values of column i are at k and gate. */
+static __device__ __forceinline__ void add(running &first, running &last, const float *k,
+                                           const float *gate, const ds4_compress &p, int position,
+                                           int i) {
+    int dim = p.state.dim, phase = position % p.window;
+    const float *bias = (const float *)p.bias + (int64_t)phase * p.copies * dim + i;
+    if (phase == 0) {
+        last = first;
+        first = nothing();
+    }
+    take(first, k[0], gate[0], bias[0]);
+    if (p.copies == 2) take(last, k[dim], gate[dim], bias[dim]);
+}
+
 DS4_KERNEL(compress, ds4_compress, 128, 4) {
     const int *banks = (const int *)p.banks, *positions = (const int *)p.positions;
     int token = blockIdx.y, i = blockIdx.x * 128 + threadIdx.x, dim = p.state.dim;
     int end = ds4_rows(p.live, p.tokens), page_tokens = p.state.page_tokens;
     if (token >= end || banks[token] < 0 || i >= dim) return;
-    int bank = banks[token], position = positions[token];
+    int bank = banks[token], position = positions[token], wide = p.copies * dim;
     if (token && banks[token - 1] == bank && positions[token - 1] == position - 1) return;
     running first = nothing(), last = nothing(); /* with one copy only the first counts */
-    if (position) { /* go on after the token before */
+    float *kept = (float *)(p.kept + bank * p.kept_stride) + i;
+    float *kept_token = kept + 3 * wide;
+    int again = p.kept ? ((const int *)p.again)[bank] : 0;
+    bool keeps = p.kept && ((const int *)p.keeps)[bank];
+    if (again) { /* go on before tokens that were there */
+        first = load(kept, dim);
+        if (p.copies == 2) last = load(kept + 3 * dim, dim);
+        for (int j = again; j > 0; j--, kept_token += 2 * wide)
+            add(first, last, kept_token, kept_token + wide, p, position - j, i);
+        kept_token = kept + 3 * wide;
+    } else if (position) { /* go on after the token before */
         const float *state =
             (const float *)ds4_plane_page(p.state, bank, (position - 1) / page_tokens) + i;
         first = load(state, dim);
         if (p.copies == 2) last = load(state + 3 * dim, dim);
     }
+    if (keeps) {
+        keep_in(kept, dim, first);
+        if (p.copies == 2) keep_in(kept + 3 * dim, dim, last);
+    }
     for (bool more = true; more; token++, position++) {
         int phase = position % p.window;
         const float *k = ds4_row<const float>(p.k, p.k_stride, token) + i;
         const float *gate = ds4_row<const float>(p.gate, p.gate_stride, token) + i;
-        const float *bias = (const float *)p.bias + (int64_t)phase * p.copies * dim + i;
-        if (phase == 0) {
-            last = first;
-            first = nothing();
+        add(first, last, k, gate, p, position, i);
+        for (int part = 0; keeps && part < wide; part += dim) {
+            kept_token[part] = k[part];
+            kept_token[wide + part] = gate[part];
         }
-        take(first, k[0], gate[0], bias[0]);
-        if (p.copies == 2) take(last, k[dim], gate[dim], bias[dim]);
+        kept_token += 2 * wide;
         float sum = p.copies == 2 ? last.sum : first.sum;
         float weighted = p.copies == 2 ? last.weighted : first.weighted;
         ds4_row<float>(p.y, p.y_stride, token)[i] = phase + 1 < p.window ? 0.0f : weighted / sum;

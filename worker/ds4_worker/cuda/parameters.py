@@ -170,6 +170,7 @@ class Compress(ctypes.Structure):
     _fields_ = (
         ("state", Plane),
         *((n, _U64) for n in ("k", "gate", "bias", "y", "positions", "banks", "live")),
+        *((n, _U64) for n in ("kept", "kept_stride", "again", "keeps")),
         *((name, _U32) for name in ("k_stride", "gate_stride", "y_stride")),
         *((name, _I32) for name in ("tokens", "copies", "window")),
     )

@@ -91,7 +91,8 @@ class CudaExecutor:
         self.pages, self.pages_per_bank = keeper.pages, places.pages_per_bank
         self.page_bytes = keeper.page_bytes
         self.windows: tuple[WindowPages, ...] = tuple(windows)
-        self.rewinds = self.divisible = not image.forward_only
+        self.divisible = not image.forward_only
+        self.rewinds = self.divisible or bool(places.kept.planes)
         vectors = read_vectors(image, allocations)
         found = [self._frequencies(turn, vectors) for turn in places.turns]
         # What has no kernels is refused before memory is taken.
@@ -166,7 +167,7 @@ class CudaExecutor:
                 pages_per_bank=places.pages_per_bank,
                 page_tokens=image.page_tokens, context_tokens=config.context_tokens,
                 batch_tokens=config.batch_tokens, batch_outputs=config.batch_outputs,
-                forward_only=image.forward_only,
+                forward_only=image.forward_only, rewinds=bool(places.kept.planes),
                 vocabulary=known,
             ),
             self._table,
@@ -327,8 +328,7 @@ class CudaExecutor:
     def _send(self, frame: Frame, slices: Sequence[Slice], rows: Sequence[int]) -> None:
         """Sends off checked slices in a frame. When it has arrived, the logits of those rows are on
         the host, or what was drawn from them."""
-        count = frame.pack(slices, rows, self._drawn.numbers)
-        self._checks.book(slices)
+        count = frame.pack(slices, rows, self._drawn.numbers, self._checks.book(slices))
         with self._device():
             stream, (first, end) = self._stream, self._checks.take_changed()
             if end:

@@ -94,8 +94,18 @@ class CompressedLaunches(RowLaunches):
             y=y.address, y_stride=y.stride,
             positions=self._positions, banks=self._banks, live=self._at.live(space),
             tokens=self._tokens, copies=self._image.planes[op.plane].kv_heads // 3,
-            window=op.window,
+            window=op.window, **self._kept(op),
         ))  # fmt: skip
+
+    def _kept(self, op: im.ImageOp) -> dict[str, int]:
+        """What is kept of each bank's last slice, where it can be taken back."""
+        address, step = self._at.kept(op), self._places.step
+        if not address:
+            return {}
+        return {
+            "kept": address, "kept_stride": self._places.kept.bank_bytes,
+            "again": self._at.step + step.again, "keeps": self._at.step + step.keeps,
+        }  # fmt: skip
 
     def _store_rows(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         (op,) = ops

@@ -22,6 +22,7 @@ from ds4_worker.executor.cpu import (
     read_sampled,
 )
 from ds4_worker.executor.cuda_places import Places
+from ds4_worker.executor.step_rewinds import Noted
 
 _LIVE = struct.Struct("<2i")
 
@@ -55,9 +56,15 @@ class Frame:
     def asked(self) -> list[Sampling]:
         return [how for how in self.wanted if how is not None]
 
-    def pack(self, slices: Sequence[Slice], rows: Sequence[int], drawn: Mapping[int, int]) -> int:
+    def pack(
+        self,
+        slices: Sequence[Slice],
+        rows: Sequence[int],
+        drawn: Mapping[int, int],
+        noted: Sequence[Noted],
+    ) -> int:
         """Writes the input of a step; how many tokens it has. `drawn`: where the token of each bank
-        lies that may be pending."""
+        lies that may be pending. `noted`: what becomes of running state, of each slice."""
         step, words = self._step, self._words
         tokens, positions, banks = step.tokens // 4, step.positions // 4, step.banks // 4
         sources, count = step.sources // 4, 0
@@ -71,6 +78,9 @@ class Frame:
         for shift, offset in step.shifted.items():
             for number in range(count):
                 words[offset // 4 + number] = words[positions + number] + shift
+        for piece, (again, keeps) in zip(slices, noted, strict=False):
+            words[step.again // 4 + piece.bank] = again
+            words[step.keeps // 4 + piece.bank] = keeps
         for number, row in enumerate(rows):
             words[step.rows // 4 + number] = row
         _LIVE.pack_into(self._input.view, step.live_tokens, count, len(rows))

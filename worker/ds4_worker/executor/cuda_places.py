@@ -16,8 +16,9 @@ from ds4_common.contract import image as im
 from ds4_common.errors import ExecutorFailure
 from ds4_worker.cuda.kernels import most_expert_tiles
 from ds4_worker.cuda.limits import GRID_LIMITS
-from ds4_worker.executor.api import ExecutorConfig
+from ds4_worker.executor.api import MOST_DRAFTS, ExecutorConfig
 from ds4_worker.executor.cuda_cache import Arena, CacheLayout, cache_layout
+from ds4_worker.executor.step_rewinds import REWIND
 
 SAMPLING_BYTES, SAMPLED_BYTES = 88, 176  # native/sampler.h
 
@@ -58,6 +59,14 @@ class RopePlaces(msgspec.Struct, frozen=True):
     magnitude: float
 
 
+class KeptPlaces(msgspec.Struct, frozen=True):
+    """What slices add to running state: of each plane of state, in a bank's part of "work"."""
+
+    offset: int
+    bank_bytes: int
+    planes: dict[int, int]
+
+
 class StepInput(msgspec.Struct, frozen=True):
     """Offsets in the block that the host writes for every step and one copy brings over. All but
     the records are int32."""
@@ -70,6 +79,8 @@ class StepInput(msgspec.Struct, frozen=True):
     rows: int  # token of each output
     sources: int  # of tokens that are pending: which draw of the step before; -1
     samplings: int  # records of native/sampler.h
+    again: int  # of each bank: tokens before its slice that are added to running state once more
+    keeps: int  # whether what its slice adds is kept
     shifted: dict[int, int]  # positions of ropes that shift them, by shift
     n_bytes: int
 
@@ -81,10 +92,14 @@ class StepInput(msgspec.Struct, frozen=True):
         rows = arena.take(4 * config.batch_outputs)
         sources = arena.take(4 * config.batch_tokens)
         samplings = arena.take(SAMPLING_BYTES * config.batch_outputs)
+        again, keeps = arena.take(4 * config.banks), arena.take(4 * config.banks)
         shifted = {
             shift: arena.take(4 * config.batch_tokens) for shift in sorted(set(shifts) - {0})
         }
-        return cls(0, 4, tokens, positions, banks, rows, sources, samplings, shifted, arena.n_bytes)
+        return cls(
+            0, 4, tokens, positions, banks, rows, sources, samplings, again, keeps, shifted,
+            arena.n_bytes,
+        )  # fmt: skip
 
     def positions_of(self, shift: int) -> int:
         return self.shifted[shift] if shift else self.positions
@@ -104,6 +119,7 @@ class Places(msgspec.Struct, frozen=True):
     scratch: tuple[int, int]  # of both spaces, in "work"
     partials: int  # of attention, in "work"
     experts: tuple[int, int, int]  # columns by expert, their tiles, how many; in "work"
+    kept: KeptPlaces
     scores: int  # of rows that an index picks from, in "work"
     draws: tuple[int, int, int]  # draws and their tokens in "draws", scratch in "work"
     blocks: dict[str, int]
@@ -139,6 +155,8 @@ def plan_places(
     columns, tiles = expert_room(image, config)
     experts = (work.take(4 * columns), work.take(16 * tiles), work.take(4))
     scores = work.take(4 * config.batch_tokens * index_rows_of(image, config))
+    kept = kept_places(image)
+    kept = msgspec.structs.replace(kept, offset=work.take(kept.bank_bytes * config.banks))
     drawing = Arena()
     draws = (
         drawing.take(SAMPLED_BYTES * config.batch_outputs),
@@ -149,7 +167,7 @@ def plan_places(
         step=step, cache=cache, pages_per_bank=per_bank, vectors=vectors,
         turns=turns, ones=ones, scores=scores, frequencies=frequencies, angles=tuple(angles),
         scratch=scratch, partials=partials,
-        experts=experts, draws=draws,
+        experts=experts, draws=draws, kept=kept,
         blocks={
             "step": step.n_bytes, 
             "table": 4 * len(cache.histories) * config.banks * per_bank,
@@ -181,6 +199,19 @@ def ones_of(image: im.Image) -> int:
         ),
         default=0,
     )
+
+
+def kept_places(image: im.Image) -> KeptPlaces:
+    """Before it has an offset. As native/exec_open.c; nothing where pages are too small for all
+    drafts of a slice to be taken back."""
+    ops = [op for section in image.sections for op in section.ops if op.kind == im.OP_COMPRESS]
+    planes: dict[int, int] = {}
+    n_bytes = 0
+    for op in ops if image.page_tokens > MOST_DRAFTS else ():
+        planes[op.plane] = n_bytes
+        wide = image.planes[op.plane].kv_heads // 3 * image.planes[op.plane].dim
+        n_bytes += 4 * (3 + 2 * REWIND) * wide
+    return KeptPlaces(0, n_bytes, planes)
 
 
 def index_rows_of(image: im.Image, config: ExecutorConfig) -> int:
@@ -278,6 +309,12 @@ class Addresses:
     def weight(self, index: int) -> int:
         weight = self._image.weights[index]
         return self._allocations[self._ids[weight.allocation]] + weight.offset
+
+    def kept(self, op: im.ImageOp) -> int:
+        """What is kept for the running state of an op, in bank 0; 0 for nothing."""
+        kept = self._places.kept
+        place = kept.planes.get(op.plane)
+        return 0 if place is None else self._work + kept.offset + place
 
     def vector(self, index: int) -> int:
         """Floats of a weight of one row; 0 for none."""

@@ -15,6 +15,7 @@ import msgspec
 
 from ds4_common.errors import StepRefused
 from ds4_worker.executor.api import PENDING, Slice
+from ds4_worker.executor.step_rewinds import Noted, Rewinds
 
 
 class StepLimits(msgspec.Struct, frozen=True):
@@ -27,6 +28,7 @@ class StepLimits(msgspec.Struct, frozen=True):
     batch_outputs: int
     vocabulary: int  # of tokens that can be put in
     forward_only: bool = False  # what runs along in a page is that of its last token
+    rewinds: bool = False  # then of a bank's last slice all the same (step_rewinds.py)
 
 
 class StepChecks:
@@ -43,6 +45,10 @@ class StepChecks:
             for number, (window, pages) in enumerate(limits.histories)
         ]
         self._changed = (0, len(table))
+        self._rewinds: Rewinds | None = None
+        if limits.rewinds:
+            pages = self._histories[0].page_at
+            self._rewinds = Rewinds(limits.banks, limits.page_tokens, pages)
 
     def set_page(self, bank: int, index: int, page: int, history: int = 0) -> None:
         limits = self._limits
@@ -64,6 +70,8 @@ class StepChecks:
     def copy_page(self, source: int, target: int, tokens: int, history: int = 0) -> None:
         """Checks a copy and books it."""
         self._history(history).copy_page(source, target, tokens)
+        if self._rewinds is not None and not history:
+            self._rewinds.forget(target)
 
     def check(self, slices: Sequence[Slice], pending: Mapping[int, int] | None = None) -> int:
         """Raises StepRefused; returns the output rows that the slices ask for. `pending`: banks
@@ -81,14 +89,25 @@ class StepChecks:
             raise StepRefused(f"step: got {tokens} tokens, expected {limits.batch_tokens} at most")
         if rows > limits.batch_outputs:
             raise StepRefused(f"step: got {rows} outputs, expected {limits.batch_outputs} at most")
-        for history in self._histories:
-            history.check(slices)
+        # The state of a page is in the history that keeps all.
+        keeper, *windows = self._histories
+        keeper.check(slices, self._run_ahead(slices) if limits.forward_only else set())
+        for history in windows:
+            history.check(slices, set())
         return rows
 
-    def book(self, slices: Sequence[Slice]) -> None:
-        """After `check`: the pages hold what the step writes."""
+    def _run_ahead(self, slices: Sequence[Slice]) -> set[int]:
+        """Banks whose slice cannot begin before the last token that their pages hold."""
+        rewinds = self._rewinds
+        return {s.bank for s in slices if rewinds is None or not rewinds.possible(s)}
+
+    def book(self, slices: Sequence[Slice]) -> list[Noted]:
+        """After `check`: the pages hold what the step writes. Where running state is kept, what is
+        to be done with it for each slice."""
+        noted = self._rewinds.note(slices) if self._rewinds is not None else []
         for history in self._histories:
             history.book(slices)
+        return noted
 
     def _history(self, number: int) -> _History:
         if not 0 <= number < len(self._histories):
@@ -137,6 +156,11 @@ class _History:
         self._since = [0] * limits.banks
         self._whole = [0] * limits.banks
 
+    def page_at(self, bank: int, position: int) -> int:
+        """The physical page of a position, -1 where none is mapped."""
+        limits = self._limits
+        return self._table[bank * limits.pages_per_bank + position // limits.page_tokens]
+
     def set_page(self, bank: int, index: int, page: int) -> None:
         if not -1 <= page < self._pages:
             raise StepRefused(f"page table: got page {page}, expected -1 to {self._pages - 1}")
@@ -155,12 +179,13 @@ class _History:
             )
         self._set_fill(target, tokens)
 
-    def check(self, slices: Sequence[Slice]) -> None:
+    def check(self, slices: Sequence[Slice], run_ahead: set[int]) -> None:
+        """`run_ahead`: banks that read a page as its last token left it, or not at all."""
         written: set[int] = set()
         for piece in slices:
             self._check_written(piece, written)
         for piece in slices:
-            self._check_read(piece, written)
+            self._check_read(piece, written, piece.bank in run_ahead)
         for piece in slices:
             self._since[piece.bank] = self._first(piece)
             self._whole[piece.bank] = piece.start // self._limits.page_tokens
@@ -207,7 +232,7 @@ class _History:
                 )
             written.add(page)
 
-    def _check_read(self, piece: Slice, written: set[int]) -> None:
+    def _check_read(self, piece: Slice, written: set[int], run_ahead: bool) -> None:
         """What the slice reads was written, and nobody else writes it now."""
         limits, bank = self._limits, piece.bank
         whole, rest = divmod(piece.start, limits.page_tokens)
@@ -219,7 +244,7 @@ class _History:
             page = self._table[bank * limits.pages_per_bank + i]
             needed = limits.page_tokens if i < whole else rest
             held = self._fill[page]
-            if held < needed or (limits.forward_only and held > needed):
+            if held < needed or (run_ahead and held > needed):
                 raise StepRefused(
                     f"bank {bank} at position {piece.start}: logical page {i} (physical {page})"
                     f" holds {held} tokens, expected {needed}"
