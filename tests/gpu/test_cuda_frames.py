@@ -89,6 +89,7 @@ def test_histories_that_run_along_and_windows_take_steps_ahead(
 def test_state_that_runs_along_is_taken_back_behind_wrong_drafts(each: Run) -> None:
     found = each(claims.mixes, claims.PLAIN, 4, 7, (4,), ("deepseek4", "long"))
     assert all(found["equal"]), found
+    assert found["rewinds"] == (True, True)
     assert found["drafts"] > 10
     assert found["ahead"][1] > 10
 

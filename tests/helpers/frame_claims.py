@@ -116,6 +116,7 @@ def mixes(
             "discarded": core.stats.rows_discarded,
             "drafts": core.stats.draft_tokens_offered - core.stats.draft_tokens_accepted,
             "steps": core.stats.steps,
+            "rewinds": (cpu.rewinds, cuda.rewinds),
             "allocated": cuda.allocated - taken,
             "pages": kept.pool.total - kept.cache.available,
         }
