@@ -83,8 +83,9 @@ BACKENDS_HELP = (
 )
 LAYOUTS_HELP = (
     "on memfd and shm: packed stores weight matrices in the layouts of the CPU kernels in place of"
-    " their raw blocks, raw serves the file's blocks only, auto packs what a CPU worker can run"
-    " (default: auto)"
+    " their raw blocks, aligned the same but experts in the published artifacts, which GPU workers"
+    " read too, raw serves the file's blocks and those artifacts, auto packs what a CPU worker can"
+    " run (default: auto)"
 )
 
 
@@ -102,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     backends = ("memfd", "shm", "vmm", "ipc")
     groups["sharing"].add_argument("--backend", choices=backends, help=BACKENDS_HELP)
     groups["sharing"].add_argument("--no-lock", action="store_true", help="take no lock")
-    layouts = ("auto", "raw", "packed")
+    layouts = ("auto", "raw", "packed", "aligned")
     loading = groups["loading"]
     loading.add_argument("--cpu-layout", default="auto", choices=layouts, help=LAYOUTS_HELP)
     loading.add_argument("--dry-run", action="store_true", help="print plan and budget, then exit")

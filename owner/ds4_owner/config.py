@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 BackendName = Literal["memfd", "shm", "vmm", "ipc"]
 Scope = Literal["both", "base", "mtp"]
-CpuLayout = Literal["auto", "raw", "packed"]
+CpuLayout = Literal["auto", "raw", "packed", "aligned"]
 HOST_BACKENDS: tuple[BackendName, ...] = ("memfd", "shm")
 
 

@@ -38,15 +38,18 @@ def make_plan(config: OwnerConfig, models: Models, granularity: int) -> tuple[Lo
     base = models.get("base")
     packed = base is not None and _packed(config, base, notes)
     if base is not None:
-        aligned = not packed  # the CPU executor reads experts raw or in CPU groups
         options = artifacts.ArtifactOptions(
-            repack_iq2=config.repack_iq2 and aligned, repack_q2k=config.repack_q2k and aligned,
+            repack_iq2=config.repack_iq2, repack_q2k=config.repack_q2k,
             repack_q8=config.repack_q8, output_certifier=config.derive_output_certifier,
             group_count=config.derive_group_count, q8_f16=config.derive_q8_f16,
             q8_f32=config.derive_q8_f32, budget_bytes=config.derive_budget_bytes,
         )  # fmt: skip
         eligible = artifacts.eligible_artifacts(base.tensors, options)
-        planned = [PlannedArtifact(a.artifact, a.n_bytes) for a in eligible]
+        planned = [
+            PlannedArtifact(a.artifact, a.n_bytes)
+            for a in eligible
+            if not (packed and a.replaces) or _shared(config, a.tensor.ggml_type)
+        ]
     on_device = config.backend not in HOST_BACKENDS
     settings = PlanSettings(
         span_bytes=config.span_bytes, granularity=granularity, artifacts=tuple(planned),
@@ -61,11 +64,17 @@ def make_plan(config: OwnerConfig, models: Models, granularity: int) -> tuple[Lo
     return load_plan, notes
 
 
+def _shared(config: OwnerConfig, ggml_type: int) -> bool:
+    """Whether experts stay in the published artifacts, which GPU workers read too, where other
+    tensors go into CPU groups: when asked for, or when no layout is faster on this CPU."""
+    return config.cpu_layout == "aligned" or quants.aligned_is_fastest(ggml_type)
+
+
 def _packed(config: OwnerConfig, base: LogicalModel, notes: list[str]) -> bool:
     """Whether CPU groups are built: on host backends; `auto` only for models of a known family."""
     if config.backend not in HOST_BACKENDS or config.cpu_layout == "raw":
         return False
-    if config.cpu_layout == "packed":
+    if config.cpu_layout != "auto":
         return True
     from ds4_owner.recipes import recipe_for
 

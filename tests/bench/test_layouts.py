@@ -1,4 +1,4 @@
-"""The table of layouts is what was measured, and what was not measured here stays in it."""
+"""The tables of layouts are what was measured, and what was not measured here stays in them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,70 @@ from pathlib import Path
 
 import pytest
 
+from ds4_common import quants
 from ds4_common.allocation import Layout
-from ds4_common.quants import QuantType
-from ds4_common.quants.measured import PACKED_TO_RAW
-from ds4_common.quants.native import Isa, library
+from ds4_common.quants import ALIGNED_LAYOUTS, QuantType, aligned_is_fastest
+from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW
+from ds4_common.quants.native import Isa, best_isa, library
 from ds4_worker.bench import kernels, layouts
 
 
-def test_the_written_table_holds_the_mean_ratios_of_every_set_that_runs(
+def rate(quant: QuantType, layout: Layout, columns: int, isa: Isa, rounds: int) -> float:
+    return 1e9 * (1 if layout is Layout.RAW else columns)
+
+
+MEAN = round((1 * 8 * 256) ** (1 / 3), 2)  # of these rates
+RUNNING = {isa.name for isa in Isa if isa != Isa.SCALAR and library().ds4_isa_runs(isa)}
+
+
+def test_the_written_tables_hold_the_mean_ratios_of_every_set_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rate(quant: QuantType, layout: Layout, columns: int, isa: Isa, rounds: int) -> float:
-        return 1e9 * (columns if layout is Layout.X8 else 1)
-
     monkeypatch.setattr(kernels, "cpu_rate", rate)
-    monkeypatch.setattr(layouts, "PACKED_TO_RAW", {"NOT_HERE": {"Q4_0": 1.5}})
+    known = {"NOT_HERE": {"Q4_0": 1.5}}
+    monkeypatch.setattr(layouts, "TABLES", dict.fromkeys(layouts.TABLES, known))
     out = tmp_path / "measured.py"
-    rows = layouts.run(argparse.Namespace(runs=1, out=str(out)))
-    table = runpy.run_path(str(out))["PACKED_TO_RAW"]
-    running = {isa.name for isa in Isa if isa != Isa.SCALAR and library().ds4_isa_runs(isa)}
-    assert set(table) == {"NOT_HERE"} | running
-    assert table["NOT_HERE"] == {"Q4_0": 1.5}
-    expected = round((1 * 8 * 256) ** (1 / 3), 2)
-    assert all(ratio == expected for name in running for ratio in table[name].values())
-    assert len(rows) == sum(3 * len(table[name]) for name in running)
+    rows = layouts.run(argparse.Namespace(runs=1, out=str(out), only=None))
+    written = runpy.run_path(str(out))
+    for name in layouts.TABLES:
+        table = written[name]
+        assert set(table) == {"NOT_HERE"} | RUNNING
+        assert table["NOT_HERE"] == {"Q4_0": 1.5}
+        assert all(ratio == MEAN for isa in RUNNING for ratio in table[isa].values())
+    each = [ratios for name in layouts.TABLES for ratios in written[name].values()]
+    assert len(rows) == 3 * (sum(map(len, each)) - len(layouts.TABLES))
 
 
-def test_the_table_in_the_source_knows_every_type_that_can_be_packed() -> None:
+def test_types_that_were_not_asked_for_keep_their_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "cpu_rate", rate)
+    out = tmp_path / "measured.py"
+    layouts.run(argparse.Namespace(runs=1, out=str(out), only="Q2_K"))
+    written = runpy.run_path(str(out))
+    for isa in RUNNING:
+        assert written["ALIGNED_TO_RAW"][isa]["Q2_K"] == MEAN
+        assert written["PACKED_TO_RAW"][isa] == PACKED_TO_RAW[isa] | {"Q2_K": MEAN}
+
+
+def test_the_tables_in_the_source_know_every_type_that_has_the_layout() -> None:
     packed = {t.name for t in QuantType if library().ds4_pack_possible(t, 8, 256)}
     assert {"AVX2", "AVX512", "AMX"} <= set(PACKED_TO_RAW)
     assert all(set(ratios) == packed for ratios in PACKED_TO_RAW.values())
+    assert {"AVX2", "AVX512"} <= set(ALIGNED_TO_RAW)
+    aligned = {t.name for t in ALIGNED_LAYOUTS}
+    assert all(set(ratios) == aligned for ratios in ALIGNED_TO_RAW.values())
+
+
+def test_experts_are_shared_only_where_no_other_layout_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    isa = best_isa().name
+    monkeypatch.setattr(quants, "PACKED_TO_RAW", {isa: {"Q2_K": 1.2}})
+    monkeypatch.setattr(
+        quants, "ALIGNED_TO_RAW", {isa: {"Q2_K": 1.1, "IQ2_XXS": 1.1, "IQ2_XS": 0.9}}
+    )
+    fastest = {t for t in ALIGNED_LAYOUTS if aligned_is_fastest(t)}
+    assert fastest == {QuantType.IQ2_XXS}
+    monkeypatch.setattr(quants, "ALIGNED_TO_RAW", {})
+    assert not any(aligned_is_fastest(t) for t in ALIGNED_LAYOUTS)

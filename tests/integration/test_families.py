@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ds4_common.gguf import GgmlType as T
+from ds4_common.quants import ALIGNED_LAYOUTS, aligned_is_fastest
 from ds4_worker.executor.api import ExecutorConfig
 from golden import tiny
 from golden.deepseek4.cases import REAL as DEEPSEEK4
@@ -66,16 +67,20 @@ def test_a_file_with_experts_one_by_one_is_served_as_one_with_all_in_a_tensor(
 def test_a_family_is_served_as_its_file_is_computed(name: str, folder: Path) -> None:
     case, types = MODELS[name]
     path = tiny.write_gguf(case, folder / "model.gguf", types)
-    assert "aligned repack" not in serve_and_compare(case, path, path, folder)
+    said = serve_and_compare(case, path, path, folder)
+    used = set(types.values() if isinstance(types, Mapping) else types)
+    shared = any(aligned_is_fastest(t) for t in ALIGNED_LAYOUTS.keys() & used)
+    assert ("aligned repack" in said) == shared
 
 
+@pytest.mark.parametrize("layout", ["raw", "aligned"])
 @pytest.mark.parametrize("name", ["two-bit experts", "compressed rows"])
 def test_experts_in_aligned_artifacts_are_served_as_their_file_is_computed(
-    name: str, folder: Path
+    name: str, layout: str, folder: Path
 ) -> None:
     case, types = MODELS[name]
     path = tiny.write_gguf(case, folder / "model.gguf", types)
-    said = serve_and_compare(case, path, path, folder, "--cpu-layout", "raw")
+    said = serve_and_compare(case, path, path, folder, "--cpu-layout", layout)
     assert "iq2_xxs aligned repack" in said
     assert "q2k aligned repack" in said
 

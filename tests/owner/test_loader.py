@@ -301,18 +301,28 @@ def test_auto_layout_stays_raw_for_a_family_that_no_worker_can_run(tmp_path: Pat
     assert "unheard" in note
 
 
-def test_experts_are_packed_as_one_tall_matrix_and_not_aligned(tmp_path: Path) -> None:
+def test_experts_lie_as_asked_for_or_as_measured_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = {
         "blk.0.ffn_gate_exps.weight": ((1024, 16, 3), GgmlType.IQ2_XXS),
         "blk.0.ffn_up_exps.weight": ((256, 24, 3), GgmlType.Q4_K),
         "blk.0.ffn_down_exps.weight": ((256, 12, 4), GgmlType.Q2_K),  # rows of no whole groups
     }
     with LogicalModel.open(write_tensors(tmp_path / "m.gguf", tensors)) as model:
-        layouts = {}
-        for flag in ("packed", "raw"):
+
+        def layouts(flag: str) -> list[Layout]:
             plan = make_plan(model, "--cpu-layout", flag)
-            layouts[flag] = [next(p.layout for p in plan.places if p.name == n) for n in tensors]
-        assert layouts["packed"] == [Layout.RAW, Layout.X8, Layout.RAW]
-        assert layouts["raw"] == [Layout.IQ2_XXS_ALIGNED, Layout.RAW, Layout.Q2_K_ALIGNED]
+            return [next(p.layout for p in plan.places if p.name == n) for n in tensors]
+
+        assert layouts("raw") == [Layout.IQ2_XXS_ALIGNED, Layout.RAW, Layout.Q2_K_ALIGNED]
+        assert layouts("aligned") == [Layout.IQ2_XXS_ALIGNED, Layout.X8, Layout.Q2_K_ALIGNED]
+        for fastest, expected in (
+            (None, [Layout.RAW, Layout.X8, Layout.RAW]),
+            (GgmlType.IQ2_XXS, [Layout.IQ2_XXS_ALIGNED, Layout.X8, Layout.RAW]),
+        ):
+            monkeypatch.setattr(quants, "aligned_is_fastest", lambda t, best=fastest: t == best)
+            assert layouts("packed") == expected
+        monkeypatch.setattr(quants, "aligned_is_fastest", lambda _: False)
         plan = make_plan(model, "--cpu-layout", "packed")
         check_contents(model, plan, run_fill(model, plan)[0])

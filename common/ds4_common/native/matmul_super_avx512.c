@@ -121,8 +121,8 @@ KERNEL_X8(q5_k_x8, DS4_Q5_K)
 /* NULL where the AVX2 kernel serves. */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
     if (type == DS4_IQ2_XXS || type == DS4_IQ2_XS) return ds4_matmul_avx512_iq2(type, layout);
+    if (layout == DS4_LAYOUT_Q2_K_ALIGNED) return ds4_matmul_avx512_q2_k_pairs();
     if (layout == DS4_LAYOUT_RAW) return ds4_matmul_avx512_rows(type);
-    if (layout != DS4_LAYOUT_X8) return NULL;
     switch (type) {
     case DS4_Q2_K: return q2_k_x8;
     case DS4_Q3_K: return q3_k_x8;

@@ -13,13 +13,15 @@ from array import array
 from ds4_common.allocation import Layout
 from ds4_common.errors import UnsupportedModel
 from ds4_common.native.buffers import Buffer, pinned
-from ds4_common.quants.measured import PACKED_TO_RAW
+from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW
 from ds4_common.quants.native import Isa, QuantType, Weight, best_isa, library
 
 __all__ = [
+    "ALIGNED_LAYOUTS",
     "PACKED_ROWS",
     "Isa",
     "QuantType",
+    "aligned_is_fastest",
     "block_bytes",
     "block_weights",
     "cpu_layout",
@@ -31,6 +33,12 @@ __all__ = [
 ]
 
 PACKED_ROWS = 8  # that the X8 layout interleaves
+# The published artifacts that hold whole tensors and that CPU kernels read.
+ALIGNED_LAYOUTS = {
+    QuantType.IQ2_XXS: Layout.IQ2_XXS_ALIGNED,
+    QuantType.IQ2_XS: Layout.IQ2_XS_ALIGNED,
+    QuantType.Q2_K: Layout.Q2_K_ALIGNED,
+}
 _LEGACY = frozenset(
     {QuantType.Q4_0, QuantType.Q4_1, QuantType.Q5_0, QuantType.Q5_1, QuantType.Q8_0}
 )
@@ -97,6 +105,15 @@ def cpu_layout(ggml_type: int, rows: int, cols: int) -> Layout:
     if faster and library().ds4_pack_possible(quant, rows, cols):
         return Layout.X8
     return Layout.RAW
+
+
+def aligned_is_fastest(ggml_type: int) -> bool:
+    """Whether the kernels of this CPU run experts of that type faster from the published aligned
+    artifact than from raw blocks and than packed (measured.py). False where nothing is measured:
+    who wants to share artifacts with a GPU asks for them (`--cpu-layout aligned`)."""
+    name, isa = _known(ggml_type).name, best_isa().name
+    aligned = ALIGNED_TO_RAW.get(isa, {}).get(name, 0.0)
+    return aligned > max(1.0, PACKED_TO_RAW.get(isa, {}).get(name, 0.0))
 
 
 def _check_rows(

@@ -1,6 +1,7 @@
-"""How much faster the packed layout of a type is than the raw one, by instruction set.
+"""How much faster than raw blocks a type runs in other layouts, by instruction set:
+packed (X8) and the published aligned artifacts.
 
-Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants.cpu_layout`.
+Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants`.
 """
 
 PACKED_TO_RAW: dict[str, dict[str, float]] = {
@@ -21,7 +22,7 @@ PACKED_TO_RAW: dict[str, dict[str, float]] = {
         "Q5_0": 1.38,
         "Q5_1": 1.47,
         "Q8_0": 1.18,
-        "Q2_K": 1.29,
+        "Q2_K": 1.33,
         "Q3_K": 1.17,
         "Q4_K": 1.30,
         "Q5_K": 1.23,
@@ -32,9 +33,22 @@ PACKED_TO_RAW: dict[str, dict[str, float]] = {
         "Q5_0": 1.68,
         "Q5_1": 1.60,
         "Q8_0": 1.50,
-        "Q2_K": 2.18,
+        "Q2_K": 2.00,
         "Q3_K": 1.92,
         "Q4_K": 2.18,
         "Q5_K": 1.79,
+    },
+}
+
+ALIGNED_TO_RAW: dict[str, dict[str, float]] = {
+    "AVX2": {
+        "Q2_K": 0.98,
+        "IQ2_XXS": 1.09,
+        "IQ2_XS": 1.17,
+    },
+    "AVX512": {
+        "Q2_K": 1.09,
+        "IQ2_XXS": 1.01,
+        "IQ2_XS": 1.03,
     },
 }

@@ -288,7 +288,10 @@ MEASUREMENTS: dict[str, tuple[Callable[[argparse.Namespace], list[Row]], str]] =
     "serve": (run_serve, "what HTTP and streaming cost, against the engine alone"),
     "speculate": (run_speculate, "tokens/s with drafts and without, where they help and not"),
     "compare": (run_compare, "decode, prompts and streams by type, beside another engine"),
-    "layouts": (layouts.run, "packed against raw by type and instruction set; --out: the table"),
+    "layouts": (
+        layouts.run,
+        "other layouts against raw by type and instruction set; --out: the tables",
+    ),
     "kernels": (run_kernels, "every matmul kernel, against read bandwidth"),
     "gpu": (run_gpu, "copies, kernels, attach, upload, tokens/s, restarts on a CUDA device"),
     "all": (run_all, "load, attach, restart, decode, prefill"),
@@ -370,6 +373,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="write, large: of matrices, of experts' gate and up, and down (%(default)s)",
     )
     parser.add_argument("--out", help="write, layouts: the file to make")
+    parser.add_argument("--only", help="layouts: these types; the others keep their figures")
     parser.add_argument(
         "--compare",
         default=",".join(compare.TYPES),

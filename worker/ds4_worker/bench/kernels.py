@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ds4_common.allocation import Layout
-from ds4_common.quants import QuantType, tensor_bytes
+from ds4_common.quants import QuantType, layout_bytes, tensor_bytes
 from ds4_common.quants.native import Isa, MatmulFn, Weight, best_isa, library
 from ds4_worker.bench.machine import read_bandwidth
 
@@ -141,13 +141,13 @@ def _rate(
     rows = n_bytes // row_bytes // 16 * 16
     address = library().ds4_matmul_kernel(quant, layout, isa)
     with (
-        _memory(rows * row_bytes, random_pattern(quant)) as data,
+        _memory(layout_bytes(quant, layout, rows, COLS), random_pattern(quant)) as data,
         activations(quant, columns, isa) as (acts, act_bytes),
         _memory(4 * rows * columns) as out,
     ):
         weight = Weight(data, quant, layout, rows, COLS)
         case = _Case(MatmulFn(address), weight, acts, act_bytes, columns, out)
-        return _best(case, threads, rounds), rows * row_bytes
+        return _best(case, threads, rounds), layout_bytes(quant, layout, rows, COLS)
 
 
 def cpu_rate(quant: QuantType, layout: Layout, columns: int, isa: Isa, rounds: int) -> float:
@@ -157,7 +157,7 @@ def cpu_rate(quant: QuantType, layout: Layout, columns: int, isa: Isa, rounds: i
     rows = GEMM_BYTES // row_bytes // 32 * 32
     kernel = MatmulFn(library().ds4_matmul_kernel(quant, layout, isa))
     with (
-        _memory(rows * row_bytes, random_pattern(quant)) as data,
+        _memory(layout_bytes(quant, layout, rows, COLS), random_pattern(quant)) as data,
         activations(quant, columns, isa) as (acts, act_bytes),
         _memory(4 * rows * columns) as out,
     ):
@@ -175,8 +175,9 @@ def measure(quant: QuantType, layout: Layout, threads: int, rounds: int, isa: Is
     l3_seconds, l3 = _rate(quant, layout, L3_BYTES, 1, threads, rounds, isa)
     reading = read_bandwidth(threads)
     dram_seconds, dram = _rate(quant, layout, DRAM_BYTES, 1, threads, rounds, isa)
-    gemm_seconds, gemm = _rate(quant, layout, GEMM_BYTES, GEMM_COLUMNS, threads, rounds, isa)
-    operations = 2 * GEMM_COLUMNS * gemm // tensor_bytes(quant, 1, COLS) * COLS
+    gemm_seconds, _ = _rate(quant, layout, GEMM_BYTES, GEMM_COLUMNS, threads, rounds, isa)
+    rows = GEMM_BYTES // tensor_bytes(quant, 1, COLS) // 16 * 16
+    operations = 2 * GEMM_COLUMNS * rows * COLS
     return Row(
         quant.name,
         layout.name,
@@ -199,7 +200,7 @@ def run(
     cases = [
         (quant, layout)
         for quant in types or list(QuantType)
-        for layout in (Layout.RAW, Layout.X8)
+        for layout in Layout
         if library().ds4_matmul_kernel(quant, layout, isa)
     ]
     return [measure(quant, layout, count, rounds, isa) for quant, layout in cases]

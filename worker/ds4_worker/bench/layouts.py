@@ -1,8 +1,9 @@
-"""Which CPU layout a type runs fastest in: measured, and kept in the source as a table.
+"""Which CPU layout a type runs fastest in: measured, and kept in the source as tables.
 
-Owns: `ds4-bench layouts --out common/ds4_common/quants/measured.py`, the table that `cpu_layout`
-reads: packed rate / raw rate, the geometric mean over one, eight and 256 columns, in CPU time, for
-every instruction set that this CPU runs. Sets that it does not run keep their figures.
+Owns: `ds4-bench layouts --out common/ds4_common/quants/measured.py`, the tables that `cpu_layout`
+reads: rate in another layout / rate of raw blocks, the geometric mean over one, eight and 256
+columns, in CPU time, for every instruction set that this CPU runs. Sets that it does not run keep
+their figures; so do the types that `--only` leaves out.
 """
 
 from __future__ import annotations
@@ -12,32 +13,39 @@ import math
 from pathlib import Path
 
 from ds4_common.allocation import Layout
-from ds4_common.quants import QuantType
-from ds4_common.quants.measured import PACKED_TO_RAW
+from ds4_common.quants import ALIGNED_LAYOUTS, QuantType
+from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW
 from ds4_common.quants.native import Isa, library
 from ds4_worker.bench import kernels
 from ds4_worker.bench.report import Row, summarise
 
 COLUMNS = (1, 8, 256)
-HEAD = '''"""How much faster the packed layout of a type is than the raw one, by instruction set.
+Table = dict[str, dict[str, float]]  # instruction set -> type -> ratio
+HEAD = '''"""How much faster than raw blocks a type runs in other layouts, by instruction set:
+packed (X8) and the published aligned artifacts.
 
-Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants.cpu_layout`.
+Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants`.
 """
-
-PACKED_TO_RAW: dict[str, dict[str, float]] = {
 '''
+TABLES: dict[str, Table] = {"PACKED_TO_RAW": PACKED_TO_RAW, "ALIGNED_TO_RAW": ALIGNED_TO_RAW}
 
 
-def _rows(quant: QuantType, isa: Isa, rounds: int) -> list[Row]:
-    """Arithmetic per CPU second, packed beside raw, for each number of columns."""
+def _layout(table: str, quant: QuantType) -> Layout:
+    """The layout of a type that a table is about; RAW where it has none."""
+    return Layout.X8 if table == "PACKED_TO_RAW" else ALIGNED_LAYOUTS.get(quant, Layout.RAW)
+
+
+def _rows(quant: QuantType, layout: Layout, isa: Isa, rounds: int) -> list[Row]:
+    """Arithmetic per CPU second, the layout beside raw, for each number of columns."""
     rows = []
     for columns in COLUMNS:
-        raw, packed = (
-            2e-9 * columns * kernels.cpu_rate(quant, layout, columns, isa, rounds)
-            for layout in (Layout.RAW, Layout.X8)
+        raw, other = (
+            2e-9 * columns * kernels.cpu_rate(quant, each, columns, isa, rounds)
+            for each in (Layout.RAW, layout)
         )
-        name = f"{isa.name} {quant.name} packed, {columns} columns"
-        rows.append(summarise(name, "GOP/CPU-s", [packed], reference=raw, reference_name="raw"))
+        what = "packed" if layout is Layout.X8 else "aligned"
+        name = f"{isa.name} {quant.name} {what}, {columns} columns"
+        rows.append(summarise(name, "GOP/CPU-s", [other], reference=raw, reference_name="raw"))
     return rows
 
 
@@ -45,29 +53,33 @@ def _mean(rows: list[Row]) -> float:
     return math.exp(sum(math.log(row.ratio or 1.0) for row in rows) / len(rows))
 
 
-def _write(path: Path, table: dict[str, dict[str, float]]) -> None:
-    lines = [
+def _text(name: str, table: Table) -> str:
+    return f"\n{name}: dict[str, dict[str, float]] = {{\n" + "".join(
         f'    "{isa}": {{\n'
         + "".join(f'        "{quant}": {ratio:.2f},\n' for quant, ratio in ratios.items())
         + "    },\n"
         for isa, ratios in sorted(table.items())
-    ]
-    path.write_text(HEAD + "".join(lines) + "}\n")
+    ) + "}\n"  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """A row per type, instruction set and columns; with --out, the table."""
-    table, rows = dict(PACKED_TO_RAW), list[Row]()
+    """A row per type, layout, instruction set and columns; with --out, the tables."""
+    tables, rows = {name: dict(table) for name, table in TABLES.items()}, list[Row]()
+    types = [QuantType[name] for name in options.only.split(",")] if options.only else QuantType
     for isa in Isa:
         if isa == Isa.SCALAR or not library().ds4_isa_runs(isa):
             continue
-        ratios = {}
-        for quant in QuantType:
-            if library().ds4_matmul_kernel(quant, Layout.X8, isa):
-                found = _rows(quant, isa, options.runs)
-                ratios[quant.name] = _mean(found)
-                rows += found
-        table[isa.name] = ratios
+        for name, table in tables.items():
+            ratios = dict(table.get(isa.name, {})) if options.only else {}
+            for quant in types:
+                layout = _layout(name, quant)
+                if layout and library().ds4_matmul_kernel(quant, layout, isa):
+                    found = _rows(quant, layout, isa, options.runs)
+                    ratios[quant.name] = _mean(found)
+                    rows += found
+            order = [quant.name for quant in QuantType if quant.name in ratios]
+            table[isa.name] = {quant: ratios[quant] for quant in order}
     if options.out:
-        _write(Path(options.out), table)
+        text = HEAD + "".join(_text(name, table) for name, table in tables.items())
+        Path(options.out).write_text(text)
     return rows
