@@ -23,9 +23,8 @@ from typing import Protocol
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ds4_common.errors import GrammarError, GrammarFailure
+from ds4_worker.grammar.source import check_size
 
-# Compiling takes time that grows with the square of a grammar's size: this much, a second or two.
-MAX_SOURCE_CHARS = 1 << 18
 MAX_SYMBOLS = 32_000
 # Divisibility is an automaton with a state per remainder, which no limit of the library bounds:
 # by six digits it takes 15 s. Several of them may hold for one number, so together they count.
@@ -84,10 +83,7 @@ class Compiler:
 
     def compile(self, source: str) -> CompiledGrammar:
         """A grammar from the library's text. Raises GrammarError with the library's message."""
-        if len(source) > MAX_SOURCE_CHARS:
-            raise GrammarError(
-                f"the grammar has {len(source)} characters, expected at most {MAX_SOURCE_CHARS}"
-            )
+        check_size(source)
         _check_multiples(source)
         with self._lock:
             found = self._kept.get(source)

@@ -17,6 +17,8 @@ from ds4_common.errors import GrammarError
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
+# Compiling takes time that grows with the square of a grammar's size: this much, a second or two.
+MAX_SOURCE_CHARS = 1 << 18
 ANSWER = "@answer"  # how an envelope refers to the grammar of the answer
 # Between the parts of a JSON value; a model that writes nothing but blanks would never end.
 WHITESPACE = r"[ \t\r\n]{0,32}"
@@ -38,14 +40,24 @@ def answer_grammar(kind: Kind, value: Any, *, strict: bool = True) -> dict[str, 
     if kind in ("json_schema", "json_object"):
         schema = {"type": "object"} if kind == "json_object" else value
         options: Any = {**_JSON_OPTIONS, "lenient": not strict}
+        text = _json(schema)
+        check_size(text)
         try:
-            text = LLMatcher.grammar_from_json_schema(_json(schema), overrides=options)
+            text = LLMatcher.grammar_from_json_schema(text, overrides=options)
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"not a JSON schema: {error}") from error
     else:
         text = LLMatcher.grammar_from_regex(value)
     grammar: dict[str, Any] = msgspec.json.decode(text)["grammars"][0]
     return {**grammar, "name": name}
+
+
+def check_size(text: str) -> None:
+    """Raises GrammarError for what would take too long to compile."""
+    if len(text) > MAX_SOURCE_CHARS:
+        raise GrammarError(
+            f"the grammar has {len(text)} characters, expected at most {MAX_SOURCE_CHARS}"
+        )
 
 
 def choices(values: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ from ds4_worker.http.prompt import Prompt, render_prompt
 from ds4_worker.http.reading import ChoiceReader
 from ds4_worker.http.replay import CallMemory, sampled_block
 from ds4_worker.http.template import MAX_SECONDS, run_with_deadline
+from ds4_worker.http.weight import check_weight
 
 FRONTEND_WORKERS = 2
 _CHARS_PER_TOKEN = 16  # of a prediction that is read to its end, whatever its text
@@ -89,8 +90,13 @@ class Service(msgspec.Struct, kw_only=True):
             f"the body took more than {MAX_SECONDS:g} s to read; send fewer or shorter items",
             code="body_too_complex",
         )
+
+        def work() -> _Read:
+            check_weight(request.body)
+            return translate(request.body)
+
         async with self.preparing:
-            return await run_with_deadline(lambda: translate(request.body), late=late)
+            return await run_with_deadline(work, late=late)
 
     async def converse(
         self, conversation: Conversation, renderer_of: RendererOf

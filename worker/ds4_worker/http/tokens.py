@@ -149,7 +149,7 @@ def _spelled(tokens: Sequence[int], model: ServedModel) -> Response:
 
 async def embed(service: Service, request: Request) -> Response:
     """Raises RequestError, always."""
-    body = decode_body(request.body, EmbeddingsBody)
+    body = await service.read(request, lambda data: decode_body(data, EmbeddingsBody))
     name = service.model.resolve(body.model)
     raise RequestError(
         f"{name} generates text and makes no embeddings; serve an embedding model for this",
