@@ -1,6 +1,6 @@
 """What a client may watch: the rules R28 to R36 and R50, each by its number.
 
-A failure as an end of its own: R6 and R7, in test_http_admission.py.
+A failure as an end of its own: R6 and R7, in test_http_failures.py.
 """
 
 from __future__ import annotations
