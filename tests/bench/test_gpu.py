@@ -69,6 +69,8 @@ def test_all_parts_give_their_rows_beside_a_reference_of_the_run(tmp_path: Path)
         "CUDA: prefill 4, weight matrices", "CUDA: prefill 32",
         "CUDA: prefill 32, weight matrices", "CUDA: decode step, launches of its graphs",
         "CUDA: decode step, beside its graphs",
+        "CUDA: decode through the engine, 1 streams, two steps under way",
+        "CUDA: decode through the engine, 2 streams, two steps under way",
     }  # fmt: skip
     assert rows["CUDA: decode step, launches of its graphs"]["goal"] == "<= 0.03"
     assert "exec to first chat token, --cuda" in rows

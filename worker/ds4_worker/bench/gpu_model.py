@@ -1,8 +1,8 @@
 """A model on a device: how fast an owner uploads, how fast a worker decodes, and comes back.
 
 Owns: the same measurements as on a CPU (`speed`, `restart`) over a CUDA executor and an owner of
-device memory, the rate of an upload beside that of a plain copy, and what launching the graph of
-a decode step costs.
+device memory, the rate of an upload beside that of a plain copy, what launching the graph of a
+decode step costs, and what a second step under way gains.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ds4_worker import cuda_loading
 from ds4_worker.bench import restart, speed
 from ds4_worker.bench.report import Row, summarise
 from ds4_worker.config import CudaConfig
+from ds4_worker.engine.api import Generation, Output
+from ds4_worker.engine.core import EngineCore
 from ds4_worker.executor.api import ExecutorConfig, Sampled, Slice
 from ds4_worker.executor.cuda import CudaExecutor
 
@@ -161,6 +163,8 @@ def executor_rows(
             rows += speed.decode(model, depths[:1], steps, runs, lambda: copy, config.banks)
         rows += speed.prefill(model, sorted({32, max(depths)}), runs)
         rows += _launch_share(executor, depths[0], steps, runs)
+        for streams in sorted({1, config.banks}):
+            rows.append(_two_under_way(executor, depths[0], streams, steps, runs))
     # Their goals are those of CPUs.
     return [replace(row, name=f"CUDA: {row.name}", goal=_goal(row)) for row in rows]
 
@@ -191,6 +195,44 @@ def _launch_share(executor: TimedCudaExecutor, depth: int, steps: int, runs: int
             ("decode step, beside its graphs", others, ""),
         )
     ]
+
+
+class _NoText:
+    """A detokenizer that costs nothing."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def _two_under_way(executor: CudaExecutor, depth: int, streams: int, steps: int, runs: int) -> Row:
+    """Decoding through the engine with two steps under way, beside one; the two take turns."""
+
+    def rate(frames: int) -> float:
+        core = EngineCore(executor, _NoText, reuse_prefixes=False, frames=frames)
+        sequences = [
+            core.sequence(Generation(prompt=[1 + n] * depth, max_tokens=steps + 1, temperature=0.0))
+            for n in range(streams)
+        ]
+        for sequence in sequences:
+            core.submit(sequence)
+        while any(sequence.prefilling for sequence in sequences):
+            core.step()
+        tokens, start = 0, time.perf_counter()
+        while (events := core.step()) is not None:
+            tokens += sum(isinstance(event, Output) for _, event in events)
+        return tokens / (time.perf_counter() - start)
+
+    one, two = [], []
+    for _ in range(runs):
+        one.append(rate(1))
+        two.append(rate(2))
+    return summarise(
+        f"decode through the engine, {streams} streams, two steps under way", "tokens/s", two,
+        reference=statistics.median(one), reference_name="one step",
+    )  # fmt: skip
 
 
 # ---- restarts ------------------------------------------------------------------------------------

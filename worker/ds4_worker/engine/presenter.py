@@ -1,8 +1,9 @@
 """From sampled tokens to what a reader may see: stops, text and log-probabilities of one sequence.
 
 Order of things for each token: raw id out (observation), end-of-sequence, stop sequences of token
-ids, decoding to text, stop strings, the grammar's end, the limit. Everything is decided before the
-next token is asked for, so a stop costs no token more than the one that completes it.
+ids, decoding to text, stop strings, the grammar's end, the limit. Nothing after the token that ends
+a sequence is seen: stops of the request are decided before another one is asked for, and behind an
+end-of-sequence token the scheduler drops what a step that was under way has drawn.
 """
 
 from __future__ import annotations
