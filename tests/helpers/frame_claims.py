@@ -34,18 +34,18 @@ PLAIN: list[dict[str, Any]] = [
     {**RANDOM, "seed": 3},
     {**RANDOM, "eos_ids": frozenset(range(0, 320, 7))},
     {"min_p": 0.02, "eos_ids": frozenset(range(1, 320, 9))},
-    {**RANDOM, "seed": 11, "eos_ids": frozenset({5})},
     {**GREEDY, "reasoning": ReasoningSpan(close=(4, 5), opened=True)},
-    {**RANDOM, "seed": 5, "pieces": True},
+    {**RANDOM, "logit_bias": ((5, 4.0), (7, -100.0)), "eos_ids": frozenset(range(5, 320, 40))},
+    {**GREEDY, "ignore_eos": True, "eos_ids": frozenset(range(0, 64, 9))},
 ]
 HOST: list[dict[str, Any]] = [
     {**RANDOM, "logprobs": 2, "stop_token_sequences": tuple((t,) for t in range(1, 320, 40))},
     {**RANDOM, "stop_strings": tuple(map(chr, range(33, 127, 31)))},
     {**RANDOM, "presence_penalty": 0.7, "repetition_penalty": 1.2},
-    {**GREEDY, "logit_bias": ((5, 4.0), (7, -100.0))},
+    {**GREEDY, "logit_bias": tuple((token, 4.0) for token in range(3, 30, 3))},
     {"grammar": Stride(12), "reasoning": ReasoningSpan(close=(4, 5), opened=True, budget=3)},
     {**GREEDY, "prompt_logprobs": 1},
-    {**RANDOM, "ignore_eos": True, "eos_ids": frozenset(range(0, 320, 3))},
+    {**RANDOM, "frequency_penalty": 0.4, "pieces": True},
 ]
 
 

@@ -16,7 +16,7 @@ from ds4_common.contract import image as im
 from ds4_common.contract.lower import lower_image
 from ds4_common.errors import ExecutorFailure, UnsupportedModel
 from ds4_common.gguf import GgmlType
-from ds4_worker.executor.api import KV_DTYPES, ExecutorConfig
+from ds4_worker.executor.api import KV_DTYPES, STEP_BIASES, ExecutorConfig
 from ds4_worker.executor.cpu import SAMPLED_RECORD, SAMPLING_BYTES, CpuExecutor
 from ds4_worker.executor.cuda_cache import cache_layout, kv_type
 from ds4_worker.executor.cuda_places import buckets, floats_of
@@ -81,6 +81,9 @@ def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
             (places.step.rows, 4 * config.batch_outputs),
             (places.step.sources, 4 * config.batch_tokens),
             (places.step.samplings, SAMPLING_BYTES * config.batch_outputs),
+            (places.step.biases, 8 * STEP_BIASES * config.batch_outputs),
+            (places.step.again, 4 * config.banks),
+            (places.step.keeps, 4 * config.banks),
         ],
     }
     for block, held in pieces.items():

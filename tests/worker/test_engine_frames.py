@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ds4_common.errors import ExecutorFailure
 from ds4_worker.engine.api import (
@@ -125,6 +126,7 @@ FIELDS = st.sampled_from(
         {"grammar": Stride(30, frozenset(range(0, 250, 7)))},
         {"reasoning": ReasoningSpan(close=(4, 5), opened=True, budget=3)},
         {"reasoning": ReasoningSpan(close=(4, 5), opened=True)},
+        {"reasoning": ReasoningSpan(close=tuple(range(9)), opened=True, ignore_eos=True)},
         {"stop_token_sequences": tuple((token,) for token in range(0, 260, 9))},
         {"stop_token_sequences": tuple((token, 7) for token in range(260))},
         {"stop_strings": tuple(chr(code) for code in range(0, 128, 5))},
@@ -227,6 +229,9 @@ def test_one_frame_is_what_was_asked_for() -> None:
 # --- what needs the host ------------------------------------------------------------------------
 
 
+NO_END = ReasoningSpan(close=(220,), opened=True, ignore_eos=True)
+
+
 @pytest.mark.parametrize(
     ("fields", "ahead"),
     [
@@ -236,8 +241,11 @@ def test_one_frame_is_what_was_asked_for() -> None:
         ({"reasoning": ReasoningSpan(close=(200,), opened=True)}, 9),
         ({"logprobs": 0}, 0),
         ({"presence_penalty": 0.5}, 0),
-        ({"logit_bias": ((3, 1.0),)}, 0),
-        ({"ignore_eos": True, "eos_ids": frozenset({200})}, 0),
+        ({"logit_bias": ((3, 1.0),)}, 9),
+        ({"logit_bias": tuple((token, 1.0) for token in range(200, 209))}, 0),
+        ({"ignore_eos": True, "eos_ids": frozenset({200})}, 9),
+        ({"eos_ids": frozenset({200}), "reasoning": NO_END}, 0),
+        ({"eos_ids": frozenset({200}), "reasoning": replace(NO_END, close=(14,))}, 4),
         ({"grammar": Stride()}, 0),
         ({"reasoning": ReasoningSpan(close=(200,), opened=True, budget=30)}, 0),
         ({"reasoning": ReasoningSpan(close=(14,), opened=True, budget=30)}, 4),
@@ -249,8 +257,8 @@ def test_one_frame_is_what_was_asked_for() -> None:
 def test_a_step_follows_at_once_only_where_nothing_of_it_needs_the_host(
     fields: dict[str, Any], ahead: int
 ) -> None:
-    """Of ten steps: the first is the prompt's. Tokens count up from 10. With a budget, none before
-    the delimiter (14) is booked."""
+    """Of ten steps: the first is the prompt's. Tokens count up from 10. With a budget, or another
+    rule inside the reasoning, none before the delimiter (14) is booked."""
     wanted = item([8, 9], 10, **fields)
     core = make_core(choose=counting)
     expected = run(make_core(False, choose=counting), wanted)

@@ -81,11 +81,12 @@ class Draws:
     @property
     def foreseeable(self) -> bool:
         """Whether the draw after the next is known already, whatever the next one gives."""
-        if self._plain:
-            return True
+        if self._matcher is not None or self._seen is not None:
+            return False
         reasoning = self._reasoning
-        free = self._matcher is None and self._step.adjust is None
-        return free and reasoning is not None and reasoning.idle
+        if reasoning is None or reasoning.closed:
+            return True
+        return not reasoning.forces and self._inside is self._free
 
     def after_next(self) -> Sampling:
         """The draw after the next, where that is foreseeable."""
@@ -259,9 +260,14 @@ class ReasoningState:
         return self._left[0] if self._left else -1
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing will be forced any more."""
-        return self._closed or self._span.budget is None
+    def closed(self) -> bool:
+        """Whether it has ended for good."""
+        return self._closed
+
+    @property
+    def forces(self) -> bool:
+        """Whether it may come to force tokens."""
+        return self._span.budget is not None
 
     def push(self, token: int) -> None:
         if self._closed:

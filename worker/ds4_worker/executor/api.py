@@ -15,6 +15,7 @@ KV_DTYPES = ("f16", "bf16", "f32", "q8_0")  # types of the cache; q8_0: blocks o
 
 
 MOST_DRAFTS = 63  # in one slice, beside the token before them
+STEP_BIASES = 8  # most biases of a draw that a step takes along to a device
 # In the place of a token: what the step before drew for this bank, wherever that lies by now.
 PENDING = -1
 
@@ -73,9 +74,13 @@ class Sampling(msgspec.Struct):
 
     @property
     def stays(self) -> bool:
-        """Whether nothing of the draw lies with the host: no list, no mask, no log-probability.
-        Then a device makes it, and its token may be pending."""
-        return not self.mask and self.adjust is None and self.logprobs < 0
+        """Whether nothing of the draw lies with the host: no log-probability, no mask, and of lists
+        a few biases at most, which a step takes along. Then a device makes it, and its token may be
+        pending."""
+        if self.mask or self.logprobs >= 0:
+            return False
+        change = self.adjust
+        return change is None or (not change.n_seen and change.n_biases <= STEP_BIASES)
 
 
 class Slice(msgspec.Struct):

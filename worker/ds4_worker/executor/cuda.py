@@ -3,11 +3,11 @@
 Owns: device and pinned memory, the loaded kernels, one graph per batch size, and the frames of the
 steps that are under way. Everything is allocated, compiled and captured while it is made; a step is
 one launch of a graph between small copies. Plain draws are made on the device, where the next step
-may read them before the host does; for the others, with grammars, penalties or log-probabilities,
-logits come to the host and its native sampler. Refuses: steps that do not fit (`StepRefused`,
-nothing was touched), programs with ops or weights that have no kernels (UnsupportedModel). A
-failure of the device ends it: ExecutorFailure with the exit code of the failure. Called from one
-thread at a time.
+may read them before the host does; for the others, with grammars, penalties, many biases or
+log-probabilities, logits come to the host and its native sampler. Refuses: steps that do not fit
+(`StepRefused`, nothing was touched), programs with ops or weights that have no kernels
+(UnsupportedModel). A failure of the device ends it: ExecutorFailure with the exit code of the
+failure. Called from one thread at a time.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class CudaExecutor:
     def _take_pinned(self, blocks: Mapping[str, int]) -> None:
         config, places, image = self.config, self._places, self._image
         self._step_address, self._table_address = blocks["step"], blocks["table"]
-        self._idle = deque(self._keep(Frame(places, config)) for _ in range(FRAMES))
+        self._idle = deque(self._keep(Frame(places, config, blocks["step"])) for _ in range(FRAMES))
         self._drawn = _NOTHING  # by the step that was sent off last
         self._table = memoryview(bytearray(places.blocks["table"])).cast("i")
         slot = image.slots[image.logits_slot]

@@ -8,6 +8,7 @@ event is done.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,23 +17,26 @@ from ds4_common.cuda.memory import PinnedBuffer
 from ds4_common.cuda.stream import Event
 from ds4_worker.executor.api import PENDING, ExecutorConfig, Sampled, Sampling, Slice
 from ds4_worker.executor.cpu import (
+    DRAW_RECORD,
     SAMPLED_RECORD,
     SAMPLING_BYTES,
     pack_sampling,
     read_sampled,
 )
-from ds4_worker.executor.cuda_places import Places
+from ds4_worker.executor.cuda_places import BIASES_BYTES, Places
 from ds4_worker.executor.step_rewinds import Noted
 
 _LIVE = struct.Struct("<2i")
+_ADDRESS = struct.Struct("<Q")  # of biases: how an ADJUST_RECORD begins
 
 
 class Frame:
     """`wanted` and `on_device` are of the step that was packed last: how each token is drawn (None
     in the middle of a prompt), and whether the device does it."""
 
-    def __init__(self, places: Places, config: ExecutorConfig) -> None:
-        self._step = places.step
+    def __init__(self, places: Places, config: ExecutorConfig, step_address: int) -> None:
+        """`step_address`: where the input comes to lie on the device."""
+        self._step, self._step_address = places.step, step_address
         with ExitStack() as undo:
             self._input = PinnedBuffer(places.step.n_bytes, "step input")
             undo.callback(self._input.close)
@@ -86,8 +90,19 @@ class Frame:
         _LIVE.pack_into(self._input.view, step.live_tokens, count, len(rows))
         if self.on_device:
             for number, how in enumerate(self.asked):
-                pack_sampling(self._input.view, step.samplings + number * SAMPLING_BYTES, how)
+                self._pack_draw(number, how)
         return count
+
+    def _pack_draw(self, number: int, how: Sampling) -> None:
+        """A record, whose biases come along."""
+        record = self._step.samplings + number * SAMPLING_BYTES
+        pack_sampling(self._input.view, record, how)
+        if how.adjust is None or not how.adjust.n_biases:
+            return
+        biases, n_bytes = self._step.biases + number * BIASES_BYTES, 8 * how.adjust.n_biases
+        ctypes.memmove(self._input.address + biases, how.adjust.biases, n_bytes)
+        device_address = self._step_address + biases
+        _ADDRESS.pack_into(self._input.view, record + DRAW_RECORD.size, device_address)
 
     def stage_table(self, table: memoryview[int], first: int, end: int) -> int:
         """Takes entries [first, end) of the page table as they are now; the address of the

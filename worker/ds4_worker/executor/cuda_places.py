@@ -16,11 +16,12 @@ from ds4_common.contract import image as im
 from ds4_common.errors import ExecutorFailure
 from ds4_worker.cuda.kernels import most_expert_tiles
 from ds4_worker.cuda.limits import GRID_LIMITS
-from ds4_worker.executor.api import MOST_DRAFTS, ExecutorConfig
+from ds4_worker.executor.api import MOST_DRAFTS, STEP_BIASES, ExecutorConfig
 from ds4_worker.executor.cuda_cache import Arena, CacheLayout, cache_layout
 from ds4_worker.executor.step_rewinds import REWIND
 
 SAMPLING_BYTES, SAMPLED_BYTES = 88, 176  # native/sampler.h
+BIASES_BYTES = 8 * STEP_BIASES
 
 
 # Ops whose weight is a vector.
@@ -79,6 +80,7 @@ class StepInput(msgspec.Struct, frozen=True):
     rows: int  # token of each output
     sources: int  # of tokens that are pending: which draw of the step before; -1
     samplings: int  # records of native/sampler.h
+    biases: int  # of each record
     again: int  # of each bank: tokens before its slice that are added to running state once more
     keeps: int  # whether what its slice adds is kept
     shifted: dict[int, int]  # positions of ropes that shift them, by shift
@@ -92,13 +94,14 @@ class StepInput(msgspec.Struct, frozen=True):
         rows = arena.take(4 * config.batch_outputs)
         sources = arena.take(4 * config.batch_tokens)
         samplings = arena.take(SAMPLING_BYTES * config.batch_outputs)
+        biases = arena.take(BIASES_BYTES * config.batch_outputs)
         again, keeps = arena.take(4 * config.banks), arena.take(4 * config.banks)
         shifted = {
             shift: arena.take(4 * config.batch_tokens) for shift in sorted(set(shifts) - {0})
         }
         return cls(
-            0, 4, tokens, positions, banks, rows, sources, samplings, again, keeps, shifted,
-            arena.n_bytes,
+            0, 4, tokens, positions, banks, rows, sources, samplings, biases, again, keeps,
+            shifted, arena.n_bytes,
         )  # fmt: skip
 
     def positions_of(self, shift: int) -> int:
