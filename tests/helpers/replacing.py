@@ -31,6 +31,11 @@ def end(pid: int) -> None:
         assert processes.stop([identity], signal.SIGKILL, DEADLINE_SECONDS) == []
 
 
+def an_address(kind: str, run: Path) -> int | Path:
+    """Where a worker of a test listens, `tcp` or `unix`."""
+    return stack.free_port() if kind == "tcp" else run / "http.sock"
+
+
 @contextmanager
 def folder() -> Iterator[Path]:
     """A folder with a short path. Ends the owners at its manifests and their workers."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import stack
+from helpers import replacing, stack
 from helpers.models import smollm2_path
 from helpers.split import split_gguf
+from helpers.tiny_gguf import TinyLlama, write_llama
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,23 @@ def shards() -> Iterator[list[Path]]:
     """The real model as three shards."""
     with tempfile.TemporaryDirectory(prefix="ds4-shards-") as folder:
         yield split_gguf(smollm2_path(), Path(folder) / "smollm2", 3)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two small ones, `a` and `b`, to replace each other."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: write_llama(folder / f"{name}.gguf", TinyLlama(seed=seed))
+        for seed, name in enumerate("ab")
+    }
+
+
+@pytest.fixture
+def run() -> Iterator[Path]:
+    """A folder for an owner and its replacements, all of which end with it."""
+    with replacing.folder() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,19 @@
-"""A small model and a folder for an owner's manifest, sockets and lock."""
+"""A small model, a folder for an owner's manifest, sockets and lock, an owner and a broker."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers import owner_processes
+from helpers.brokers import Stage, broker
+from helpers.descriptors import open_fds
+from helpers.stack import Program
 from helpers.tiny_gguf import write_llama
 
 
@@ -26,6 +32,27 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run() -> Iterator[Path]:
-    """Short enough for socket paths."""
+    """Short enough for socket paths. Ends what a failed test left running in it."""
     with tempfile.TemporaryDirectory(prefix="ds4-") as folder:
         yield Path(folder)
+        owner_processes.end_started()
+
+
+@pytest.fixture
+def owner(model: Path, run: Path) -> Program:
+    """A ready one, in a process of its own."""
+    program = owner_processes.start(model, run)
+    program.wait_for("ready manifest=")
+    return program
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A ready broker, which leaves nothing behind."""
+    before, threads = open_fds(), set(threading.enumerate())
+    with broker(tmp_path) as made:
+        made.ready()
+        yield made
+    assert open_fds() <= before
+    assert set(threading.enumerate()) <= threads
+    assert os.listdir(tmp_path) == []

@@ -2,7 +2,7 @@
 
 After every attack the owner has the descriptors, threads, named mappings, children and files that
 it had before, and as much memory. The same claims about single messages, in one process and with
-deadlines of milliseconds: test_broker.py. Killed owners and loaders: test_owner_process.py.
+deadlines of milliseconds: test_broker.py. Killed owners and loaders: test_owner_ends.py.
 """
 
 from __future__ import annotations
