@@ -1,4 +1,4 @@
-"""Two steps under way on a device: what everybody sees is what the CPU gives, one at a time.
+"""Two steps under way on a device: what everybody sees is what one at a time gives, on the CPU.
 
 By default on the stand-in driver, whose lazy streams run nothing before somebody waits for it, and
 then no more than that; with DS4_TEST_GPU=1 (`make gpu-test`) on this machine's device.
