@@ -13,7 +13,7 @@ import pytest
 from ds4_common.contract.ops import OPS
 from ds4_common.errors import CubinCacheError, CudaUnsupported, KernelCompileError
 from ds4_worker.cuda import compiler as module
-from ds4_worker.cuda.compiler import TARGETS, Compiler, Kernel, Resources
+from ds4_worker.cuda.compiler import TARGETS, Compiler, Kernel, Resources, in_parallel
 from ds4_worker.cuda.kernels import (
     CACHE_KERNELS,
     KERNELS,
@@ -30,7 +30,7 @@ SMALL = Unit("rowwise.cu")
 # Most registers of a kernel; the block sizes allow more. What is not named here: MOST.
 MOST = 64
 CEILINGS = {
-    "matvec": 128, "matvec_experts": 128, "matmul": 208, "matmul_experts": 208,
+    "matvec": 128, "matvec_experts": 128, "matmul": 208,
     "attend_whole": 176, "attend_parts": 128,
     "attend_rows": 128, "attend_rows_parts": 128, "sample": 128, "hyper_write": 128,
 }  # fmt: skip
@@ -61,8 +61,7 @@ def test_every_kernel_compiles_without_spills_or_stacks_and_within_its_registers
     compiler = Compiler(target, CUBINS, print)
     seen: set[str] = set()
     faults = []
-    for unit in units:
-        kernel = compiler.kernel(unit)
+    for unit, kernel in zip(units, in_parallel(compiler.kernel, units), strict=True):
         seen |= kernel.resources.keys()
         for name, used in kernel.resources.items():
             fits = used.registers <= CEILINGS.get(name, MOST)
@@ -155,6 +154,29 @@ def test_a_damaged_file_is_compiled_again_with_one_line(
     assert len(lines) == 1
     assert str(path) in lines[0]
     assert module.unpack(path.read_bytes()) == expected
+
+
+def test_units_asked_for_at_once_are_compiled_once_each_and_come_in_their_order(
+    tmp_path: Path, lines: Lines
+) -> None:
+    units = [SMALL, Unit("rope.cu"), Unit("quantize.cu"), Unit("value_heads.cu", 8, 7)]
+    compiler = Compiler("sm_90", tmp_path, lines)
+    made = in_parallel(compiler.kernel, units)
+    assert (compiler.compiled, len(os.listdir(tmp_path))) == (4, 4)
+    again = Compiler("sm_90", tmp_path, lines)
+    assert made == [again.kernel(unit) for unit in units]
+    assert (again.compiled, lines) == (0, [])
+
+
+def test_a_unit_that_fails_fails_all_of_them_with_its_own_words() -> None:
+    def make(unit: Unit) -> str:
+        if unit.file == "b":
+            raise KernelCompileError("b is broken")
+        return unit.file
+
+    with pytest.raises(KernelCompileError, match="b is broken"):
+        in_parallel(make, [Unit("a"), Unit("b"), Unit("c")])
+    assert in_parallel(make, []) == []
 
 
 def test_what_a_killed_start_left_behind_disturbs_nobody(tmp_path: Path, lines: Lines) -> None:

@@ -53,9 +53,9 @@ def test_the_largest_step_of_any_model_is_a_grid_that_devices_launch(kernel: ks.
 def test_the_largest_product_of_any_type_is_a_grid_that_devices_launch(unit: ks.Unit) -> None:
     p = filled(ks.Matvec, BEYOND | {"rows": 1 << 20, "columns": MOST})
     assert isinstance(p, ks.Matvec)
-    grouped = ks.MatmulExperts(product=p)
+    grouped = ks.Matmul(product=p)
     for launch in (
-        ks.matvec_launch(p, unit.ggml_type, unit.layout), ks.matmul_launch(p),
+        ks.matvec_launch(p, unit.ggml_type, unit.layout), ks.matmul_launch(grouped),
         ks.matvec_experts_launch(p, unit.ggml_type, unit.layout),
         ks.matmul_experts_launch(grouped), ks.embed_launch(ks.Embed(rows=MOST, cols=1 << 20)),
     ):  # fmt: skip

@@ -15,7 +15,7 @@ from ds4_owner.artifacts import artifact_bytes, build_artifact
 from ds4_worker.cuda import kernels
 from ds4_worker.cuda.kernels import Launch, Unit, weight_unit
 from ds4_worker.cuda.limits import GRID_LIMITS
-from ds4_worker.cuda.parameters import Embed, MatmulExperts, Matvec, SortExperts
+from ds4_worker.cuda.parameters import Embed, Matmul, Matvec, SortExperts
 from helpers.cuda_kernels import F32, KernelFault, Memory, address, module_of
 from helpers.quant_blocks import (
     BLOCK32_TYPES,
@@ -83,7 +83,8 @@ class Case:
 
     def matmul(self, p: Matvec, descending: bool = False) -> None:
         """The dense product on tensor cores."""
-        self.run("matmul", p, kernels.matmul_launch(p), descending)
+        whole = Matmul(product=p)
+        self.run("matmul", whole, kernels.matmul_launch(whole), descending)
 
     def matvec(self, columns: int, descending: bool = False) -> F32:
         """y [columns, rows]."""
@@ -224,8 +225,8 @@ def test_each_column_meets_the_matrix_of_its_expert(quant: QuantType, own: bool)
         experts=experts, tile_columns=kernels.MATMUL_TILE,
     )  # fmt: skip
     tiles = sort_into(case.memory, sort)
-    grouped = MatmulExperts(product=p, sorted=sort.columns, tiles=sort.tiles, n_tiles=sort.n_tiles)
-    case.run("matmul_experts", grouped, kernels.matmul_experts_launch(grouped))
+    grouped = Matmul(product=p, sorted=sort.columns, tiles=sort.tiles, n_tiles=sort.n_tiles)
+    case.run("matmul", grouped, kernels.matmul_experts_launch(grouped))
     assert len(tiles) <= kernels.most_expert_tiles(tokens, used, experts)
     np.testing.assert_array_equal(bits(y), bits(expected.reshape(tokens, -1)))
 
@@ -321,9 +322,9 @@ def test_tiles_of_experts_beyond_the_y_of_a_grid_are_those_of_the_list() -> None
         experts=experts, tile_columns=kernels.MATMUL_TILE,
     )  # fmt: skip
     tiles = sort_into(case.memory, sort)
-    grouped = MatmulExperts(product=p, sorted=sort.columns, tiles=sort.tiles, n_tiles=sort.n_tiles)
+    grouped = Matmul(product=p, sorted=sort.columns, tiles=sort.tiles, n_tiles=sort.n_tiles)
     assert len(tiles) in (4, 5)
-    case.run("matmul_experts", grouped, Launch((1, 2, 3), (128, 1, 1)))
+    case.run("matmul", grouped, Launch((1, 2, 3), (128, 1, 1)))
     everything = case.expected()[:, 0]
     expected = [[everything[t, int(routes[t, j])] for j in range(used)] for t in range(tokens)]
     np.testing.assert_array_equal(bits(y), bits(np.stack(expected).reshape(tokens, -1)))

@@ -16,8 +16,11 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,6 +31,9 @@ from ds4_worker.cuda.kernels import Unit
 SOURCES = Path(__file__).parent
 SCHEMA = 1  # raise it when the cache file's own format changes
 TARGETS = {(9, 0): "sm_90", (12, 0): "sm_120a", (12, 1): "sm_121a"}
+
+MOST_THREADS = 8  # that compile: each takes some 100 MB
+T = TypeVar("T")
 
 # The first two are part of the numerical contract (docs/design.md section 7).
 OPTIONS = (
@@ -76,8 +82,8 @@ def target_of(capability: tuple[int, int]) -> str:
 
 
 class Compiler:
-    """Compiles units for one target, each once per cache folder. `log` gets one line per file that
-    had to be given up."""
+    """Compiles units for one target, each once per cache folder; several threads may ask at once.
+    `log` gets one line per file that had to be given up."""
 
     def __init__(self, target: str, cache: Path | None, log: Callable[[str], None]) -> None:
         if target not in TARGETS.values():
@@ -86,6 +92,7 @@ class Compiler:
             )
         self.target = target
         self.compiled = 0  # units that were not in the cache
+        self._counting = threading.Lock()
         self._cache = cache
         self._log = log
 
@@ -107,7 +114,8 @@ class Compiler:
         self, unit: Unit, source: str, headers: dict[str, str], options: tuple[str, ...]
     ) -> Kernel:
         done = nvrtc.compile_source(unit.label, source, headers, options)
-        self.compiled += 1
+        with self._counting:
+            self.compiled += 1
         resources = read_resources(done.log)
         if not resources or not is_cubin(done.cubin):
             raise KernelCompileError(
@@ -127,6 +135,15 @@ class Compiler:
         except CubinCacheError as error:
             self._log(f"compiled kernel {path} ({unit.label}): {error}; compiling it again")
             return None
+
+
+def in_parallel(make: Callable[[Unit], T], units: Sequence[Unit]) -> list[T]:
+    """`make` of each unit, by as many threads as there are cores: the compiler has no lock."""
+    threads = min(len(units), os.cpu_count() or 1, MOST_THREADS)
+    if threads < 2:
+        return [make(unit) for unit in units]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(make, units))
 
 
 # ---- the key -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from ds4_worker.cuda.parameters import (
     Embed,
     Index,
     KvStore,
-    MatmulExperts,
+    Matmul,
     Matvec,
     Plane,
     Quantize,
@@ -74,7 +74,7 @@ __all__ = [
     "Kernel",
     "KvStore",
     "Launch",
-    "MatmulExperts",
+    "Matmul",
     "Matvec",
     "Plane",
     "Quantize",
@@ -216,11 +216,12 @@ def most_expert_tiles(tokens: int, used: int, experts: int) -> int:
     return min(columns, columns // MATMUL_TILE + experts)
 
 
-def matmul_launch(p: Matvec) -> Launch:
-    return Launch((_ceil(p.rows, MATMUL_TILE), _ceil(p.columns, MATMUL_TILE), 1), (128, 1, 1))
+def matmul_launch(p: Matmul) -> Launch:
+    rows, columns = p.product.rows, p.product.columns
+    return Launch((_ceil(rows, MATMUL_TILE), _ceil(columns, MATMUL_TILE), 1), (128, 1, 1))
 
 
-def matmul_experts_launch(p: MatmulExperts) -> Launch:
+def matmul_experts_launch(p: Matmul) -> Launch:
     most = most_expert_tiles(p.product.columns, p.product.used, p.product.experts)
     return Launch((_ceil(p.product.rows, MATMUL_TILE), *folded(most)), (128, 1, 1))
 
@@ -335,8 +336,7 @@ WEIGHT_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
 }
 # Of units of quantized weights only: many columns. Float weights use matvec for any number.
 MANY_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
-    "matmul": (Matvec, ("matmul",)),
-    "matmul_experts": (MatmulExperts, ("matmul_experts",)),
+    "matmul": (Matmul, ("matmul", "matmul_experts")),
 }
 
 

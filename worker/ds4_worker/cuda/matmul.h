@@ -7,9 +7,9 @@
  * sums, scaled and added up to the block's exact sum as integers; then one float FMA per block (two
  * with a minimum), in the order of blocks. Rows and columns beyond the edge are zeros.
  *
- * Kernels: matmul (dense: grid (ceil(rows / 64), ceil(columns / 64))), parameter ds4_matvec; and
- * matmul_experts, parameter ds4_matmul_experts: grid (ceil(rows / 64), most tiles in y and z), tiles of at most 64
- * columns of one expert made by sort_experts. Block (128), no dynamic shared memory.
+ * Kernel matmul, parameter ds4_matmul, block (128), no dynamic shared memory. Dense (tiles = 0): grid
+ * (ceil(rows / 64), ceil(columns / 64)). Of experts: grid (ceil(rows / 64), most tiles in y and z), tiles of
+ * at most 64 columns of one expert made by sort_experts. One kernel for both, so that it is compiled once.
  */
 #ifndef DS4_CUDA_MATMUL_H
 #define DS4_CUDA_MATMUL_H
@@ -17,9 +17,9 @@
 #include "quants.h"
 #include "weight_params.h"
 
-struct ds4_matmul_experts {
+struct ds4_matmul {
     ds4_matvec product;
-    uint64_t sorted;  /* int32: columns by expert, token * used + place */
+    uint64_t sorted;  /* int32: columns by expert, token * used + place; 0 with the next: dense */
     uint64_t tiles;   /* int32[][4]: expert, first, count, 0 */
     uint64_t n_tiles; /* int32 */
 };
@@ -29,6 +29,8 @@ struct ds4_matmul_experts {
 #define DS4_STAGE_BYTES (32 * DS4_STAGE_UNITS + 16) /* of a row or column: other banks for neighbours */
 
 struct ds4_matmul_shared {
+    char *act[DS4_TILE]; /* where the tile's columns come from, and where their outputs go */
+    float *y[DS4_TILE];
     uint8_t a[DS4_TILE * DS4_STAGE_BYTES], b[DS4_TILE * DS4_STAGE_BYTES]; /* rows, columns */
 #if DS4_SUPER
     int16_t sc[DS4_TILE][2 * DS4_STAGE_UNITS], sums[DS4_TILE][2 * DS4_STAGE_UNITS];
@@ -86,13 +88,12 @@ static __device__ __forceinline__ void ds4_stage_rows(const ds4_matvec &p, int64
 }
 
 /* The same of the tile's columns. */
-template <typename Act>
 static __device__ __forceinline__ void ds4_stage_columns(const ds4_matvec &p, int columns, int first,
-                                                         Act act_of, ds4_matmul_shared &shared) {
+                                                         ds4_matmul_shared &shared) {
     for (int i = threadIdx.x; i < DS4_TILE * DS4_STAGE_UNITS; i += 128) {
         int c = i / DS4_STAGE_UNITS, at = i % DS4_STAGE_UNITS, number = first + at;
         bool live = c < columns && 32 * number < p.cols;
-        char *act = live ? (char *)act_of(c) : (char *)0;
+        char *act = live ? shared.act[c] : (char *)0;
         int4 zero = {0, 0, 0, 0}, *to = (int4 *)(shared.b + c * DS4_STAGE_BYTES + 32 * at);
         to[0] = live ? *(const int4 *)(act + 32 * number) : zero;
         to[1] = live ? *(const int4 *)(act + 32 * number + 16) : zero;
@@ -110,11 +111,27 @@ static __device__ __forceinline__ void ds4_stage_columns(const ds4_matvec &p, in
     }
 }
 
-/* 64 x 64 outputs; `finish(row, c, value)` takes those inside. */
-template <typename Act, typename Finish>
-static __device__ __forceinline__ void ds4_matmul_tile(const ds4_matvec &p, int64_t matrix, int row0,
-                                                       int columns, Act act_of, Finish finish) {
+DS4_KERNEL(matmul, ds4_matmul, 128, 2) {
+    const ds4_matvec &product = p.product;
+    int number = ds4_block_row();
+    int4 tile = {0, number * DS4_TILE, 0, 0}; /* matrix, first column, columns */
+    if (p.tiles) {
+        if (number >= *(const int *)p.n_tiles) return;
+        tile = ((const int4 *)p.tiles)[number];
+    } else {
+        int left = ds4_rows(product.live, product.columns) - tile.y;
+        if (left <= 0) return;
+        tile.z = left < DS4_TILE ? left : DS4_TILE;
+    }
     __shared__ ds4_matmul_shared shared;
+    if ((int)threadIdx.x < tile.z) {
+        int c = threadIdx.x, column = p.sorted ? ((const int *)p.sorted)[tile.y + c] : tile.y + c;
+        int token = column / product.used, place = column % product.used;
+        const int format = DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32;
+        int64_t step = product.act_columns > 1 ? ds4_act_bytes(format, product.cols) : 0;
+        shared.act[c] = ds4_row<char>(product.acts, product.act_stride, token) + place * step;
+        shared.y[c] = ds4_row<float>(product.y, product.y_stride, token) + (int64_t)place * product.rows;
+    }
     int lane = threadIdx.x & 31, group = lane / 4, pair = lane % 4, top = threadIdx.x / 32 * 16;
     int rows[2] = {top + group, top + group + 8};
     float acc[8][4];
@@ -122,21 +139,21 @@ static __device__ __forceinline__ void ds4_matmul_tile(const ds4_matvec &p, int6
     int sum[8][4], low[8][4];
 #endif
 #pragma unroll
-    for (int tile = 0; tile < 8; tile++)
+    for (int eight = 0; eight < 8; eight++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) acc[tile][i] = 0.0f;
-    int units = p.cols / 32;
+        for (int i = 0; i < 4; i++) acc[eight][i] = 0.0f;
+    int units = product.cols / 32, row0 = blockIdx.x * DS4_TILE;
     for (int first = 0; first < units; first += DS4_STAGE_UNITS) {
         ds4_sync_block();
-        ds4_stage_rows(p, matrix, row0, first, shared);
-        ds4_stage_columns(p, columns, first, act_of, shared);
+        ds4_stage_rows(product, tile.x, row0, first, shared);
+        ds4_stage_columns(product, tile.z, first, shared);
         ds4_sync_block();
 #if DS4_SUPER
         if (first % 8 == 0) {
 #pragma unroll
-            for (int tile = 0; tile < 8; tile++)
+            for (int eight = 0; eight < 8; eight++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) sum[tile][i] = low[tile][i] = 0;
+                for (int i = 0; i < 4; i++) sum[eight][i] = low[eight][i] = 0;
         }
 #endif
 #pragma unroll 1
@@ -147,8 +164,8 @@ static __device__ __forceinline__ void ds4_matmul_tile(const ds4_matvec &p, int6
             for (int i = 0; i < 4; i++)
                 a[i] = *(const int *)(left + rows[i % 2] * DS4_STAGE_BYTES + 16 * (i / 2));
 #pragma unroll
-            for (int tile = 0; tile < 8; tile++) {
-                const uint8_t *right = shared.b + (8 * tile + group) * DS4_STAGE_BYTES + 32 * at + 4 * pair;
+            for (int eight = 0; eight < 8; eight++) {
+                const uint8_t *right = shared.b + (8 * eight + group) * DS4_STAGE_BYTES + 32 * at + 4 * pair;
                 int b[2] = {*(const int *)right, *(const int *)(right + 16)};
 #if DS4_SIXTEENS || DS4_TWO_SCALES
                 int first16[4] = {0, 0, 0, 0}, second16[4] = {0, 0, 0, 0};
@@ -160,28 +177,28 @@ static __device__ __forceinline__ void ds4_matmul_tile(const ds4_matvec &p, int6
 #endif
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    int r = rows[i / 2], c = 8 * tile + 2 * pair + i % 2;
+                    int r = rows[i / 2], c = 8 * eight + 2 * pair + i % 2;
                     (void)r, (void)c;
 #if DS4_SUPER
 #if DS4_SIXTEENS
-                    sum[tile][i] += shared.sc[r][2 * at] * first16[i] +
+                    sum[eight][i] += shared.sc[r][2 * at] * first16[i] +
                                     shared.sc[r][2 * at + 1] * second16[i];
 #else
-                    sum[tile][i] += shared.sc[r][2 * at] * whole[i];
+                    sum[eight][i] += shared.sc[r][2 * at] * whole[i];
 #endif
 #if DS4_HAS_MIN
-                    low[tile][i] += shared.mn[r][2 * at] * shared.sums[c][2 * at] +
+                    low[eight][i] += shared.mn[r][2 * at] * shared.sums[c][2 * at] +
                                     shared.mn[r][2 * at + 1] * shared.sums[c][2 * at + 1];
 #endif
 #elif DS4_TWO_SCALES
                     float dx = shared.dx[c][at];
-                    acc[tile][i] = fmaf(shared.d[r][2 * at] * dx, (float)first16[i], acc[tile][i]);
-                    acc[tile][i] = fmaf(shared.d[r][2 * at + 1] * dx, (float)second16[i], acc[tile][i]);
+                    acc[eight][i] = fmaf(shared.d[r][2 * at] * dx, (float)first16[i], acc[eight][i]);
+                    acc[eight][i] = fmaf(shared.d[r][2 * at + 1] * dx, (float)second16[i], acc[eight][i]);
 #else
-                    acc[tile][i] =
-                        fmaf(shared.d[r][at] * shared.dx[c][at], (float)whole[i], acc[tile][i]);
+                    acc[eight][i] =
+                        fmaf(shared.d[r][at] * shared.dx[c][at], (float)whole[i], acc[eight][i]);
 #if DS4_HAS_MIN
-                    acc[tile][i] = fmaf(shared.m[r][at], shared.sx[c][at], acc[tile][i]);
+                    acc[eight][i] = fmaf(shared.m[r][at], shared.sx[c][at], acc[eight][i]);
 #endif
 #endif
                 }
@@ -190,61 +207,28 @@ static __device__ __forceinline__ void ds4_matmul_tile(const ds4_matvec &p, int6
 #if DS4_SUPER
         if (first % 8 == 0) continue; /* half of the block */
 #pragma unroll
-        for (int tile = 0; tile < 8; tile++)
+        for (int eight = 0; eight < 8; eight++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int r = rows[i / 2], c = 8 * tile + 2 * pair + i % 2;
+                int r = rows[i / 2], c = 8 * eight + 2 * pair + i % 2;
                 float dx = shared.dx[c];
-                acc[tile][i] = fmaf(shared.d[r] * dx, (float)sum[tile][i], acc[tile][i]);
+                acc[eight][i] = fmaf(shared.d[r] * dx, (float)sum[eight][i], acc[eight][i]);
 #if DS4_HAS_MIN
-                acc[tile][i] = fmaf(shared.m[r] * dx, (float)low[tile][i], acc[tile][i]);
+                acc[eight][i] = fmaf(shared.m[r] * dx, (float)low[eight][i], acc[eight][i]);
 #endif
             }
 #endif
     }
 #pragma unroll
-    for (int tile = 0; tile < 8; tile++)
+    for (int eight = 0; eight < 8; eight++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int r = row0 + rows[i / 2], c = 8 * tile + 2 * pair + i % 2;
-            if (r < p.rows && c < columns) finish(r, c, acc[tile][i]);
+            int r = row0 + rows[i / 2], c = 8 * eight + 2 * pair + i % 2;
+            if (r >= product.rows || c >= tile.z) continue;
+            float value = acc[eight][i];
+            if (product.bias) value += ((const float *)product.bias)[(int64_t)tile.x * product.rows + r];
+            shared.y[c][r] = value;
         }
-}
-
-DS4_KERNEL(matmul, ds4_matvec, 128, 2) {
-    int first = blockIdx.y * DS4_TILE, columns = ds4_rows(p.live, p.columns) - first;
-    if (columns <= 0) return;
-    ds4_matmul_tile(
-        p, 0, blockIdx.x * DS4_TILE, columns < DS4_TILE ? columns : DS4_TILE,
-        [&](int c) { return ds4_row<const char>(p.acts, p.act_stride, first + c); },
-        [&](int row, int c, float value) {
-            if (p.bias) value += ((const float *)p.bias)[row];
-            ds4_row<float>(p.y, p.y_stride, first + c)[row] = value;
-        });
-}
-
-DS4_KERNEL(matmul_experts, ds4_matmul_experts, 128, 2) {
-    const ds4_matvec &product = p.product;
-    int number = ds4_block_row();
-    if (number >= *(const int *)p.n_tiles) return;
-    int4 tile = ((const int4 *)p.tiles)[number];
-    const int *sorted = (const int *)p.sorted + tile.y;
-    int64_t step = product.act_columns > 1
-                       ? ds4_act_bytes(DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32, product.cols)
-                       : 0;
-    ds4_matmul_tile(
-        product, tile.x, blockIdx.x * DS4_TILE, tile.z,
-        [&](int c) {
-            return ds4_row<const char>(product.acts, product.act_stride, sorted[c] / product.used) +
-                   sorted[c] % product.used * step;
-        },
-        [&](int row, int c, float value) {
-            if (product.bias)
-                value += ((const float *)product.bias)[(int64_t)tile.x * product.rows + row];
-            int64_t place = sorted[c] % product.used;
-            ds4_row<float>(product.y, product.y_stride,
-                           sorted[c] / product.used)[place * product.rows + row] = value;
-        });
 }
 
 #endif

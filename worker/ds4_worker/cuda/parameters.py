@@ -81,8 +81,8 @@ class Matvec(ctypes.Structure):
     )
 
 
-class MatmulExperts(ctypes.Structure):
-    """`product.columns` counts tokens; `tiles` has room for most_expert_tiles(...)."""
+class Matmul(ctypes.Structure):
+    """`product.columns` counts tokens. Of experts: `tiles` has room for most_expert_tiles(...)."""
 
     _fields_ = (("product", Matvec), *((name, _U64) for name in ("sorted", "tiles", "n_tiles")))
 

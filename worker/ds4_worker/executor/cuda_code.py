@@ -14,7 +14,7 @@ from ds4_common.cuda.device import Device
 from ds4_common.cuda.module import Function, Module, Parameters
 from ds4_common.cuda.stream import Stream
 from ds4_common.errors import KernelCompileError, UsageError
-from ds4_worker.cuda.compiler import Compiler, target_of
+from ds4_worker.cuda.compiler import Compiler, in_parallel, target_of
 from ds4_worker.cuda.kernels import Unit
 from ds4_worker.executor.cuda_rows import Planned
 
@@ -62,12 +62,14 @@ class Functions:
 
     def load(self, launches: Iterable[Planned]) -> None:
         """Loads what the launches need, and allows them their shared memory."""
+        launches = list(launches)
+        units = dict.fromkeys(planned.unit for planned in launches)
+        new = [unit for unit in units if unit not in self._modules]
+        for unit, image in zip(new, in_parallel(self._code, new), strict=True):
+            self._modules[unit] = Module(image, unit.label)
         for planned in launches:
             key = (planned.unit, planned.kernel)
             if key not in self._functions:
-                if planned.unit not in self._modules:
-                    image = self._code(planned.unit)
-                    self._modules[planned.unit] = Module(image, planned.unit.label)
                 self._functions[key] = self._modules[planned.unit].function(planned.kernel)
             n_bytes = planned.launch.shared_bytes
             if n_bytes > self._shared.get(key, _OPT_IN_BYTES):

@@ -133,7 +133,8 @@ class Program(CompressedLaunches):
         p.bias = self._at.vector(op.bias)
         unit = self._weight_unit(op.weight)
         if self._by_tensor_cores(op):
-            yield Planned(unit, "matmul", p, ks.matmul_launch(p))
+            whole = ks.Matmul(product=p)
+            yield Planned(unit, "matmul", whole, ks.matmul_launch(whole))
         else:
             yield Planned(unit, "matvec", p, ks.matvec_launch(p, weight.ggml_type, weight.layout))
 
@@ -156,8 +157,8 @@ class Program(CompressedLaunches):
                 self._sorted = op.inputs[1]
                 yield self._sorting(p)
             columns, tiles, count = self._at.experts
-            grouped = ks.MatmulExperts(product=p, sorted=columns, tiles=tiles, n_tiles=count)
-            yield Planned(unit, "matmul_experts", grouped, ks.matmul_experts_launch(grouped))
+            grouped = ks.Matmul(product=p, sorted=columns, tiles=tiles, n_tiles=count)
+            yield Planned(unit, "matmul", grouped, ks.matmul_experts_launch(grouped))
         else:
             launch = ks.matvec_experts_launch(p, weight.ggml_type, weight.layout)
             yield Planned(unit, "matvec_experts", p, launch)
