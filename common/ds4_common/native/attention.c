@@ -37,11 +37,12 @@ static const char *tile_at(const ds4_attend *a, const char *first, int64_t posit
     return first + (uint64_t)a->pages[position / a->page_tokens] * a->page_stride;
 }
 
+/* `next` is what the part reads after its last tile of keys. */
 static void score_pages(const ds4_attend *a, const float *q, int rows, int64_t base, int64_t start,
-                        int64_t count, float *scores) {
+                        int64_t count, const char *last, float *scores) {
     int64_t ld = a->part_tokens;
     for (int64_t t = start / a->page_tokens * a->page_tokens; t < count; t += a->page_tokens) {
-        const char *keys = tile_at(a, a->keys, base + t), *next = keys;
+        const char *keys = tile_at(a, a->keys, base + t), *next = last;
         if (t + a->page_tokens < count) next = tile_at(a, a->keys, base + t + a->page_tokens);
         int64_t tokens = clamp(count - t, 0, a->page_tokens), tokens8 = (tokens + 7) / 8 * 8;
         for (int r = 0; r < rows; r += DS4_SCORE_ROWS) {
@@ -57,10 +58,10 @@ static void score_pages(const ds4_attend *a, const float *q, int rows, int64_t b
 }
 
 static void accumulate_pages(const ds4_attend *a, int rows, int64_t first, int64_t base,
-                             int64_t count, const float *scores, float *out) {
+                             int64_t count, const char *last, const float *scores, float *out) {
     int64_t ld = a->part_tokens, start = hidden(a, first, base, 0);
     for (int64_t t = start / a->page_tokens * a->page_tokens; t < count; t += a->page_tokens) {
-        const char *values = tile_at(a, a->values, base + t), *next = values;
+        const char *values = tile_at(a, a->values, base + t), *next = last;
         if (t + a->page_tokens < count) next = tile_at(a, a->values, base + t + a->page_tokens);
         for (int r = 0, run; r < rows; r += run) { /* rows that see the same part of the page */
             int64_t seen = clamp(visible(a, first, base, r) - t, 0, a->page_tokens);
@@ -81,7 +82,8 @@ void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t firs
                      float *scores, ds4_softmax_state out) {
     int64_t base = part * a->part_tokens, ld = a->part_tokens;
     int64_t count = visible(a, first, base, rows - 1);
-    score_pages(a, q, rows, base, hidden(a, first, base, 0), count, scores);
+    int64_t start = hidden(a, first, base, 0), after = base + a->part_tokens;
+    score_pages(a, q, rows, base, start, count, tile_at(a, a->values, base + start), scores);
     ds4_softmax_clear(out, rows, a->value_pad);
     for (int r = 0; r < rows; r++) {
         int64_t from = hidden(a, first, base, r), n = visible(a, first, base, r) - from;
@@ -91,7 +93,8 @@ void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t firs
         out.max[r] = a->vector->max(s, n);
         out.sum[r] = a->vector->softmax(s, out.max[r], n);
     }
-    accumulate_pages(a, rows, first, base, count, scores, out.values);
+    const char *next = tile_at(a, a->keys, after < a->positions ? after : base + start);
+    accumulate_pages(a, rows, first, base, count, next, scores, out.values);
 }
 
 void ds4_softmax_fold(ds4_softmax_state state, ds4_softmax_state part, int rows,

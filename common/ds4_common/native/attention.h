@@ -24,6 +24,7 @@ typedef struct {
     uint64_t page_stride;
     int64_t dim, page_tokens, part_tokens;
     int64_t value_pad, value_width; /* dims of a value, rounded up to 8, and of its row in the tile */
+    int64_t positions; /* that the last query of all sees: their pages are mapped */
     int64_t window;  /* positions that a query sees, its own included; 0: all before it */
     float soft_cap;  /* 0: none */
     int group; /* query heads per kv head: rows are token-major, heads inside */

@@ -104,6 +104,7 @@ static uint32_t describe(const ds4_engine *e, const ds4_tile *tile, uint32_t sla
         .value_width = value_width,
         .page_tokens = page_tokens,
         .part_tokens = e->part_tokens,
+        .positions = tile->position + tile->count,
         .window = op->window,
         .soft_cap = op->limit,
         .group = (int)(group - first < some ? group - first : some),
