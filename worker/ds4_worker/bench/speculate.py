@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ds4_common.errors import Ds4Error
 from ds4_common.tokenizer.encoder import StreamDetokenizer
 from ds4_worker.bench.report import Row, summarise
@@ -49,6 +51,7 @@ _TEXT = (
     "only light on the pier is the lamp of the harbour master, Joren Pell, who counts the gulls. "
 )
 _RANDOM_TOKENS = 128
+_FEW = 24  # tokens that a text is drawn from in which nearly every end has occurred before
 
 
 class Rate(NamedTuple):
@@ -116,6 +119,17 @@ def _unlike_anything(model: Mapped, draw: random.Random) -> Generation:
     return Generation(prompt=ids, max_tokens=_RANDOM_TOKENS, temperature=1.2, seed=seed)
 
 
+def _of_few_tokens(model: Mapped, draw: random.Random) -> Generation:
+    """Drawn evenly from few tokens: there are drafts all the time, and hardly one is right."""
+    few = draw.sample(range(model.executor.vocabulary), _FEW)
+    return replace(
+        _unlike_anything(model, draw),
+        prompt=[draw.choice(few) for _ in range(64)],
+        temperature=10.0,
+        logit_bias=tuple((token, 300.0) for token in few),
+    )
+
+
 def measure(model: Mapped, speculate: Speculate, streams: int, runs: int) -> list[Row]:
     """Every figure beside the same without drafts, measured in turn with it."""
     pair, draw = Repeated(model, speculate), random.Random(5)
@@ -152,10 +166,13 @@ def measure(model: Mapped, speculate: Speculate, streams: int, runs: int) -> lis
         hits, offered = (now - then for now, then in zip(pair.accepted(), before, strict=True))
         if offered:
             rows.append(summarise(f"{name}: drafts that came true", "share", [hits / offered]))
-    for count in (1, streams):
-        name = "random text" if count == 1 else f"random text, {count} streams"
-        samples = [
-            pair.rates([_unlike_anything(model, draw) for _ in range(count)]) for _ in range(runs)
-        ]
-        add(name, ">= 0.97", samples)
+    random_texts = {"random text": _unlike_anything, f"{_FEW} random tokens": _of_few_tokens}
+    for text, make in random_texts.items():
+        for count in (1, streams):
+            name = text if count == 1 else f"{text}, {count} streams"
+            known = pair.accepted()[1]
+            samples = [pair.rates([make(model, draw) for _ in range(count)]) for _ in range(runs)]
+            add(name, ">= 0.97", samples)
+            share = (pair.accepted()[1] - known) / (runs * count * _RANDOM_TOKENS)
+            rows.append(summarise(f"{name}: drafts offered", "per token", [share]))
     return rows
