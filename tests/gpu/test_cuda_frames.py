@@ -120,7 +120,14 @@ def test_what_cannot_be_under_way_together_is_refused(first: Run) -> None:
     assert "position 10" in found["wrong position"]
     assert "token: got -1" in found["among others"]
     assert "collect one" in found["a third"]
-    assert "draws on the host" in found["host beside"]
+    assert "collect it" in found["host beside"]
+
+
+def test_a_token_that_no_table_has_is_never_pending(first: Run) -> None:
+    frames, second, pending = first(claims.rows_fewer_than_the_vocabulary)
+    assert frames == 1
+    assert "collect one" in second
+    assert "pending token" in pending
 
 
 @STAND_IN

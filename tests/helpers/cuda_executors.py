@@ -90,13 +90,17 @@ class Bench:
     def image(self, prepared: Prepared) -> im.Image:
         return lower_image(prepared.bundle, any_layout=True)
 
-    def executor(self, prepared: Prepared, config: ExecutorConfig) -> CudaExecutor:
-        """An executor whose banks have all their pages, one after the other."""
+    def executor(
+        self, prepared: Prepared, config: ExecutorConfig, image: im.Image | None = None
+    ) -> CudaExecutor:
+        """An executor whose banks have all their pages, one after the other; of the model's own
+        image or of a changed one."""
         allocations = {
             id_: (self._upload(data), len(data)) for id_, data in prepared.allocations.items()
         }
         code = code_for(self.context.device)
-        made = CudaExecutor(self.image(prepared), allocations, config, self.context, code)
+        image = image or self.image(prepared)
+        made = CudaExecutor(image, allocations, config, self.context, code)
         self._stack.callback(made.close)
         made.map_own_pages()
         return made

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ds4_common.contract import image as im
 from ds4_common.errors import Ds4Error, ExecutorFailure, StepRefused
 from ds4_worker.engine.api import Failed, Finished, Generation, Output, ReasoningSpan, Speculate
 from ds4_worker.engine.core import EngineCore
@@ -261,3 +262,21 @@ def breaks_with(config: ExecutorConfig = CONFIG) -> list[Any]:
     except Ds4Error as error:
         return [type(error).__name__, error.exit_code]
     return []
+
+
+def rows_fewer_than_the_vocabulary() -> list[Any]:
+    """A model that can draw tokens which it has no embedding of: how many steps may be under way,
+    why a pending token and a second step are refused."""
+    greedy, image = Sampling(temperature=0.0), bench().image(llama())
+    (embed,) = (op.weight for s in image.sections for op in s.ops if op.kind == im.OP_EMBED)
+    weights = list(image.weights)
+    weights[embed] = replace(weights[embed], rows=image.vocabulary - 1)
+    cuda = bench().executor(llama(), CONFIG, replace(image, weights=weights))
+    try:
+        cuda.submit([Slice(0, 0, ids(9), greedy)])
+        second = _refusal(lambda: cuda.submit([Slice(1, 0, ids(9), greedy)]))
+        cuda.collect()
+        pending = _refusal(lambda: cuda.submit([Slice(0, 9, [PENDING], greedy)]))
+        return [cuda.frames, second, pending]
+    finally:
+        cuda.close()

@@ -147,7 +147,12 @@ class CudaExecutor:
     def _take_pinned(self, blocks: Mapping[str, int]) -> None:
         config, places, image = self.config, self._places, self._image
         self._step_address, self._table_address = blocks["step"], blocks["table"]
-        self._idle = deque(self._keep(Frame(places, config, blocks["step"])) for _ in range(FRAMES))
+        embedded = [op.weight for s in image.sections for op in s.ops if op.kind == im.OP_EMBED]
+        known = min([image.vocabulary, *(image.weights[i].rows for i in embedded)])
+        # What is drawn must be what can be put in: else the host looks at every token.
+        self.frames = FRAMES if known == image.vocabulary else 1
+        taken = (Frame(places, config, blocks["step"]) for _ in range(self.frames))
+        self._idle = deque(map(self._keep, taken))
         self._drawn = _NOTHING  # by the step that was sent off last
         self._table = memoryview(bytearray(places.blocks["table"])).cast("i")
         slot = image.slots[image.logits_slot]
@@ -157,9 +162,6 @@ class CudaExecutor:
         self._cleanup.callback(self._logits_view.release)
         start = places.scratch[im.SPACE_OUTPUTS] + slot.offset * config.batch_outputs
         self._logits_address = blocks["work"] + start
-        embedded = [op.weight for s in image.sections for op in s.ops if op.kind == im.OP_EMBED]
-        known = min([image.vocabulary, *(image.weights[i].rows for i in embedded)])
-        self.frames = FRAMES if known == image.vocabulary else 1  # any draw can be put in
         self._checks = StepChecks(
             StepLimits(
                 banks=config.banks,
@@ -257,16 +259,14 @@ class CudaExecutor:
         frame = self._idle[0]
         frame.wanted, frame.on_device = wanted, on_device
         self._send(frame, slices, rows)
-        self._drawn = _drawn_by(slices) if on_device else _NOTHING
+        self._drawn = _drawn_by(slices) if on_device and self.frames > 1 else _NOTHING
 
     def _check_beside(self, on_device: bool) -> None:
         """Whether a step may be sent off beside the one under way."""
         if not self._idle:
             raise StepRefused(f"step: {len(self._under_way)} steps are under way; collect one")
         if not (on_device and self._under_way[-1].on_device):
-            raise StepRefused(
-                "step: another one is under way, and one of them draws on the host; collect it"
-            )
+            raise StepRefused("step: beside one under way, the host draws nothing; collect it")
 
     def collect(self) -> list[Sampled | None]:
         """Waits for the earliest step that was not collected; the draws of each of its slices."""
