@@ -307,7 +307,7 @@ def test_an_unknown_isa_in_the_environment_is_a_usage_error(
     [
         (4, 0, 0),
         (999, 0, 1),
-        (14, 1, 1),
+        (15, 1, 1),
         (0, 1, 0),
         (3, 2, 1),
         (3, 4, 0),

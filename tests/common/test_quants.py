@@ -46,7 +46,17 @@ PARTS: dict[QuantType, tuple[list[int], int | None, slice]] = {
     QuantType.Q3_K: ([108], None, slice(0, 108)),
     QuantType.Q4_K: ([0, 2], None, slice(4, 144)),
     QuantType.Q5_K: ([0, 2], None, slice(4, 176)),
+    QuantType.Q6_K: ([208], None, slice(0, 208)),
 }
+
+
+def q6_k_order() -> list[int]:
+    """Raw dword at each place of a Q6_K body: the scales, then by half and four weights of each of
+    its quarters the low bits of the quarters 0 and 2, of 1 and 3, and the high bits of all."""
+    steps = [(half, j) for half in range(2) for j in range(8)]
+    return [48, 49, 50, 51] + [
+        at for half, j in steps for at in (16 * half + j, 16 * half + 8 + j, 32 + 8 * half + j)
+    ]
 
 
 def x8_to_raw(quant: QuantType, data: U8, rows: int, cols: int) -> U8:
@@ -66,6 +76,8 @@ def x8_to_raw(quant: QuantType, data: U8, rows: int, cols: int) -> U8:
         raw[..., high_at : high_at + 4] = np.packbits(ordered, axis=-1, bitorder="little")
         at += 32
     dwords = groups[..., at:].reshape(rows // 8, blocks, -1, 8, 4)  # [.., j, r, t]
+    if quant == QuantType.Q6_K:
+        dwords = dwords[..., np.argsort(q6_k_order()), :, :]
     raw[..., body] = np.swapaxes(dwords, -3, -2).reshape(rows // 8, blocks, 8, -1)
     return np.swapaxes(raw, 1, 2).reshape(rows, blocks * size)
 
@@ -136,7 +148,9 @@ def test_cpu_layout_interleaves_measured_types_of_fitting_shape_only() -> None:
     assert cpu_layout(QuantType.Q4_1, 12, 576) == Layout.RAW
     assert cpu_layout(QuantType.Q4_K, 64, 512) == Layout.X8
     assert cpu_layout(QuantType.Q4_K, 63, 512) == Layout.RAW
-    assert cpu_layout(QuantType.Q6_K, 64, 512) == Layout.RAW
+    assert cpu_layout(QuantType.Q6_K, 64, 512) == Layout.X8
+    assert cpu_layout(QuantType.Q6_K, 65, 512) == Layout.RAW
+    assert cpu_layout(QuantType.IQ4_XS, 64, 512) == Layout.RAW
     assert cpu_layout(QuantType.IQ2_XXS, 64, 512) == Layout.RAW
     assert cpu_layout(QuantType.F32, 8, 32) == Layout.RAW
 
@@ -161,7 +175,7 @@ def test_types_without_kernels_are_refused_by_name(ggml_type: int) -> None:
         (QuantType.Q4_1, 16, 64, -8, 8, 640, 640),
         (QuantType.Q4_1, 12, 64, 0, 8, 320, 480),  # rows do not fill groups
         (QuantType.Q4_1, 16, 48, 0, 16, 480, 480),  # cols do not fill blocks
-        (QuantType.Q6_K, 8, 256, 0, 8, 1680, 1680),  # no such layout
+        (QuantType.IQ4_XS, 8, 256, 0, 8, 1088, 1088),  # no such layout
     ],
 )
 def test_misfitting_pack_requests_are_refused(

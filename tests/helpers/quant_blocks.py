@@ -43,7 +43,7 @@ SUPER_TYPES = (
     QuantType.TQ1_0,
     QuantType.TQ2_0,
 )
-X8_TYPES = (*LEGACY_TYPES, *SUPER_TYPES[:4])  # Q2_K .. Q5_K of the K types
+X8_TYPES = (*LEGACY_TYPES, *SUPER_TYPES[:5])  # Q2_K .. Q6_K of the K types
 ALIGNED_TYPES = {
     QuantType.IQ2_XXS: ArtifactKind.IQ2_XXS_ALIGNED,
     QuantType.IQ2_XS: ArtifactKind.IQ2_XS_ALIGNED,

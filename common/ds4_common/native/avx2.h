@@ -20,6 +20,16 @@ DS4_INLINE __m256i pinned(__m256i v) {
     return v;
 }
 
+/* Loads before stay before, loads after stay after. Left alone, GCC moves the loads of an unrolled
+ * block about, and a CPU that prefetches lines it sees touched in ascending order no longer does:
+ * half the rate from DRAM, at the same rate from the cache. */
+DS4_INLINE void in_order(void) { __asm__ volatile("" ::: "memory"); }
+
+/* One line of the next page: a CPU's own prefetching ends where a page of 4 KiB does. */
+DS4_INLINE void open_page_ahead(const void *p) {
+    _mm_prefetch((const char *)p + 4096, _MM_HINT_T0);
+}
+
 /* Eight halves to floats. */
 DS4_INLINE __m256 load_half8(const void *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

@@ -98,7 +98,7 @@ DS4_EXPORT int64_t ds4_block_bytes(uint32_t type);
 DS4_EXPORT int64_t ds4_block_weights(uint32_t type);
 
 /* 1 when rows x cols of that type can be stored in the X8 layout (same bytes as raw): Q4_0, Q4_1,
- * Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K with rows a multiple of 8. */
+ * Q5_0, Q5_1, Q8_0, Q2_K .. Q6_K with rows a multiple of 8. */
 DS4_EXPORT int ds4_pack_possible(uint32_t type, int64_t rows, int64_t cols);
 /* Repacks raw rows [row0,row1) - src points at row0's raw bytes - into dst, which points at the
  * tensor's first packed byte. row0, row1 multiples of 8. Inverse: ds4_unpack_rows. 0 or -1. */

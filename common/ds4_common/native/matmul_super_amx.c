@@ -55,13 +55,14 @@ DS4_INLINE void fill_x8(uint32_t type, const uint8_t *a, const uint8_t *b, super
     for (int sub = 0; sub < 16; sub++) {
         const int place = scales_per_32(type) ? sub / 2 : sub, i = sub / 2;
         __m512i scale = byte_pair16(scales.s[place / 4], place % 4, place % 4);
-        __m512i offset = _mm512_slli_epi16(scale, 2); /* Q3_K stores its values plus 4 */
+        /* Q3_K stores its values plus 4, Q6_K plus 32 */
+        __m512i offset = _mm512_slli_epi16(scale, type == DS4_Q3_K ? 2 : 5);
 #pragma GCC unroll 4
         for (int j = 4 * (sub % 2); j < 4 * (sub % 2) + 4; j++) {
             __m512i q = x8_values16(type, a, b, i, j);
             __m512i even = _mm512_mullo_epi16(_mm512_and_si512(q, byte), scale);
             __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(q, 8), scale);
-            if (type == DS4_Q3_K) {
+            if (!super_has_min(type)) {
                 even = _mm512_sub_epi16(even, offset);
                 odd = _mm512_sub_epi16(odd, offset);
             }
@@ -268,6 +269,7 @@ KERNEL(q2_k_x8, DS4_Q2_K, 1)
 KERNEL(q3_k_x8, DS4_Q3_K, 1)
 KERNEL(q4_k_x8, DS4_Q4_K, 1)
 KERNEL(q5_k_x8, DS4_Q5_K, 1)
+KERNEL(q6_k_x8, DS4_Q6_K, 1)
 
 /* NULL for float types. */
 ds4_matmul_fn ds4_matmul_amx_super(uint32_t type, uint32_t layout) {
@@ -277,7 +279,7 @@ ds4_matmul_fn ds4_matmul_amx_super(uint32_t type, uint32_t layout) {
     case DS4_Q3_K: return x8 ? q3_k_x8 : q3_k_raw;
     case DS4_Q4_K: return x8 ? q4_k_x8 : q4_k_raw;
     case DS4_Q5_K: return x8 ? q5_k_x8 : q5_k_raw;
-    case DS4_Q6_K: return q6_k_raw;
+    case DS4_Q6_K: return x8 ? q6_k_x8 : q6_k_raw;
     case DS4_IQ1_S: return iq1_s_raw;
     case DS4_IQ1_M: return iq1_m_raw;
     case DS4_IQ2_XXS: return iq2_xxs_raw;

@@ -144,11 +144,12 @@ DS4_INLINE __m256 x8_gemv(uint32_t type, const uint8_t *group, int64_t blocks, c
     __m256 acc = _mm256_setzero_ps();
     for (int64_t b = 0; b < blocks; b++, group += bytes, x.q += 256, x.sums += 16, x.d++) {
         __m256i isum = _mm256_setzero_si256(), term = isum, part = isum;
-        prefetch_group(type, group);
+        open_page_ahead(group);
         x8_scales scales;
         x8_load_scales(type, group, &scales);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
+            in_order();
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) {
                 __m256i p = _mm256_maddubs_epi16(x8_values(type, group, i, j),
@@ -341,6 +342,7 @@ KERNEL(q2_k_x8, DS4_Q2_K, 1)
 KERNEL(q3_k_x8, DS4_Q3_K, 1)
 KERNEL(q4_k_x8, DS4_Q4_K, 1)
 KERNEL(q5_k_x8, DS4_Q5_K, 1)
+KERNEL(q6_k_x8, DS4_Q6_K, 1)
 KERNEL(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
 KERNEL(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
 KERNEL(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
@@ -356,7 +358,7 @@ ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
     case DS4_Q3_K: return x8 ? q3_k_x8 : q3_k_raw;
     case DS4_Q4_K: return x8 ? q4_k_x8 : q4_k_raw;
     case DS4_Q5_K: return x8 ? q5_k_x8 : q5_k_raw;
-    case DS4_Q6_K: return x8 ? NULL : q6_k_raw;
+    case DS4_Q6_K: return x8 ? q6_k_x8 : q6_k_raw;
     case DS4_IQ1_S: return x8 ? NULL : iq1_s_raw;
     case DS4_IQ1_M: return x8 ? NULL : iq1_m_raw;
     case DS4_IQ2_XXS: return x8 ? NULL : iq2_xxs_raw;

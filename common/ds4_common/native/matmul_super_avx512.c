@@ -1,14 +1,82 @@
-/* K and IQ types (blocks of 256), AVX-512: X8 of Q2_K .. Q5_K.
+/* K types (blocks of 256), AVX-512: X8 of Q2_K .. Q6_K, one lane per row.
  *
- * Two groups of eight rows share a vector, one lane per row, up to four columns at once. Sums of
- * sixteen products stay below 2^15 for all but Q5_K, so vpdpwssd multiplies them with the sub-scale in
- * the low half of each lane and adds: a sub-scale costs one instruction. Q5_K multiplies in int32.
+ * One column waits for memory: eight rows at a time, so that a core reads one run of it, front to back.
+ * With more, two groups of eight rows share a vector, up to four columns at once. Sums of sixteen
+ * products stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with the sub-scale in
+ * the low half of each lane and adds: a sub-scale costs one instruction. Those two multiply in int32.
  */
 #if defined(__AVX512F__)
 #include "avx512.h"
 #include "super_x8_avx512.h"
 
 #define COLUMNS 4 /* columns whose sums fit the registers */
+
+/* ---- one column: eight rows ------------------------------------------------------------------ */
+
+/* The scale of sixteen number `sub`, as x8_scale16 gives it. */
+DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
+    if (scales_per_32(type)) sub /= 2;
+    const int t = sub % 4, at = (int)0x80800080u | t << 8;
+    if (x8_wide_sums(type))
+        return _mm256_srai_epi32(_mm256_slli_epi32(scales->s[sub / 4], 24 - 8 * t), 24);
+    const __m256i pick = _mm256_broadcastsi128_si256(
+        _mm_setr_epi32(at, at + 0x400, at + 0x800, at + 0xc00));
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(scales->s[sub / 4], pick), 8);
+}
+
+/* isum plus the products of one block. Thirty-twos whose weights share bytes go together, so that a
+ * group is read front to back, and once. */
+DS4_INLINE __m256i add_block8(uint32_t type, const uint8_t *group, const x8_scales *scales,
+                              const int8_t *q, __m256i isum) {
+    const int parts = scales_per_32(type) ? 2 : 4, steps = type == DS4_Q5_K ? 8 : 4;
+#pragma GCC unroll 8
+    for (int k = 0; k < 64 / (parts * steps); k++) {
+        const int i = k / (8 / steps) * parts, first = k % (8 / steps) * steps;
+        __m256i sub[4];
+        for (int part = 0; part < parts; part++) sub[part] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (int j = first; j < first + steps; j++) {
+            in_order();
+#pragma GCC unroll 4
+            for (int part = 0; part < parts; part++)
+                sub[part] = _mm256_dpbusd_epi32(sub[part], x8_values(type, group, i + part, j),
+                                                broadcast4(q + 32 * (i + part) + 4 * j));
+        }
+#pragma GCC unroll 4
+        for (int part = 0; part < parts; part++) {
+            __m256i scale = x8_scale8(type, scales, 2 * (i + part) + first / 4);
+            isum = x8_wide_sums(type)
+                       ? _mm256_add_epi32(isum, _mm256_mullo_epi32(sub[part], scale))
+                       : _mm256_dpwssd_epi32(isum, sub[part], scale);
+        }
+    }
+    return isum;
+}
+
+DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
+    const int bytes = DS4_X8_ROWS * super_bytes(type);
+    ds4_act256 x = ds4_act256_view(act, 256 * blocks);
+    __m256 acc = _mm256_setzero_ps();
+    for (int64_t k = 0; k < blocks; k++, group += bytes, x.q += 256, x.sums += 16, x.d++) {
+        __m256i isum = _mm256_setzero_si256(), term = isum;
+        __m256 d = load_half8(group), m = d, dx = _mm256_broadcast_ss(x.d);
+        if (super_has_min(type)) m = _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
+        x8_scales scales;
+        x8_load_scales(type, group, &scales);
+        open_page_ahead(group);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            term = _mm256_dpwssd_epi32(term, x8_term(type, &scales, i), broadcast4(x.sums + 2 * i));
+        isum = add_block8(type, group, &scales, x.q, isum);
+        if (!super_has_min(type)) isum = _mm256_add_epi32(isum, term);
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
+        if (super_has_min(type))
+            acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(term), acc);
+    }
+    return acc;
+}
+
+/* ---- more columns: sixteen rows -------------------------------------------------------------- */
 
 typedef struct {
     __m512i isum, term;
@@ -33,7 +101,7 @@ DS4_INLINE void add_32(uint32_t type, const int columns, const uint8_t *a, const
         }
 #pragma GCC unroll 8
         for (int c = 0; c < columns; c++)
-            s[c].isum = type == DS4_Q5_K
+            s[c].isum = x8_wide_sums(type)
                             ? _mm512_add_epi32(s[c].isum, _mm512_mullo_epi32(sub[c], scale))
                             : _mm512_dpwssd_epi32(s[c].isum, sub[c], scale);
     }
@@ -89,7 +157,9 @@ DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, i
                              const char *acts, size_t act_stride, int64_t n, float *y,
                              int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
-    for (int64_t r = row0; r < row1; r += 16) {
+    for (int64_t r = row0; n == 1 && r < row1; r += 8)
+        _mm256_storeu_ps(y + r, rows8(type, (const uint8_t *)w->data + r * row_bytes, blocks, acts));
+    for (int64_t r = row0; n > 1 && r < row1; r += 16) {
         const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
         const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
         __mmask16 rows = first_of_16(row1 - r);
@@ -117,6 +187,7 @@ KERNEL_X8(q2_k_x8, DS4_Q2_K)
 KERNEL_X8(q3_k_x8, DS4_Q3_K)
 KERNEL_X8(q4_k_x8, DS4_Q4_K)
 KERNEL_X8(q5_k_x8, DS4_Q5_K)
+KERNEL_X8(q6_k_x8, DS4_Q6_K)
 
 /* NULL where the AVX2 kernel serves. */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
@@ -128,6 +199,7 @@ ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
     case DS4_Q3_K: return q3_k_x8;
     case DS4_Q4_K: return q4_k_x8;
     case DS4_Q5_K: return q5_k_x8;
+    case DS4_Q6_K: return q6_k_x8;
     default: return NULL;
     }
 }

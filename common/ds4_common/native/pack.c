@@ -19,8 +19,18 @@ static const x8_parts PARTS[] = {
     {DS4_Q5_0, 1, {0, 0}, 2, 6, 4},     {DS4_Q5_1, 2, {0, 2}, 4, 8, 4},
     {DS4_Q8_0, 1, {0, 0}, -1, 2, 8},    {DS4_Q2_K, 2, {80, 82}, -1, 0, 20},
     {DS4_Q3_K, 1, {108, 0}, -1, 0, 27}, {DS4_Q4_K, 2, {0, 2}, -1, 4, 35},
-    {DS4_Q5_K, 2, {0, 2}, -1, 4, 43},
+    {DS4_Q5_K, 2, {0, 2}, -1, 4, 43},   {DS4_Q6_K, 1, {208, 0}, -1, 0, 52},
 };
+
+/* Which dword of the raw body lies at place j. Those of Q6_K follow the order in which a kernel reads
+ * them: scales, then for every four weights of the four quarters of a half their two dwords of low
+ * bits and the one of high bits. */
+static inline __attribute__((always_inline)) int raw_dword(const x8_parts *p, int j) {
+    if (p->type != DS4_Q6_K) return j;
+    if (j < 4) return 48 + j;
+    int step = (j - 4) / 3, part = (j - 4) % 3, half = step / 8;
+    return (part < 2 ? 16 * half + 8 * part : 32 + 8 * half) + step % 8;
+}
 
 static const x8_parts *parts_of(uint32_t type) {
     for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
@@ -55,7 +65,7 @@ static void unpack_row(const x8_parts *p, const uint8_t *group, uint8_t *raw, in
         group += 32;
     }
     for (int j = 0; j < p->body_dwords; j++)
-        memcpy(raw + p->body_at + 4 * j, group + 32 * j + 4 * r, 4);
+        memcpy(raw + p->body_at + 4 * raw_dword(p, j), group + 32 * j + 4 * r, 4);
 }
 
 void ds4_x8_block(uint32_t type, const uint8_t *group, int r, uint8_t *raw) {
@@ -101,9 +111,11 @@ static inline __attribute__((always_inline)) void pack_groups(const x8_parts *p,
                     pack_high(ds4_load_u32(block + r * row_bytes + p->high_at), group + 4 * r);
                 group += 4 * DS4_X8_ROWS;
             }
+#pragma GCC unroll 64
             for (int j = 0; j < p->body_dwords; j++, group += 4 * DS4_X8_ROWS)
                 for (int r = 0; r < DS4_X8_ROWS; r++)
-                    memcpy(group + 4 * r, block + r * row_bytes + p->body_at + 4 * j, 4);
+                    memcpy(group + 4 * r,
+                           block + r * row_bytes + p->body_at + 4 * raw_dword(p, j), 4);
         }
 }
 
@@ -119,6 +131,7 @@ int ds4_pack_rows(uint32_t type, const void *src, void *dst, int64_t row0, int64
     case 2: pack_groups(&PARTS[2], &range, src, groups, first); break;
     case 3: pack_groups(&PARTS[3], &range, src, groups, first); break;
     case 4: pack_groups(&PARTS[4], &range, src, groups, first); break;
+    case 9: pack_groups(&PARTS[9], &range, src, groups, first); break;
     default: pack_groups(range.parts, &range, src, groups, first);
     }
     return 0;

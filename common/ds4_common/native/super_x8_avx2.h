@@ -1,6 +1,6 @@
-/* X8 groups of Q2_K .. Q5_K as vectors with one lane per row.
+/* X8 groups of Q2_K .. Q6_K as vectors with one lane per row.
  *
- * Include only from matmul_super_avx2.c.
+ * Include only from *_avx2.c, *_avx512.c and *_amx.c.
  *
  * A group is f16 d[8], for types with minima f16 dmin[8], then the rest of the raw blocks dword by
  * dword, eight rows each (docs/layouts.md). So vector j of the body is dword j of every row.
@@ -21,6 +21,9 @@ DS4_INLINE __m256i move_bits(__m256i v, int from, int to, int mask) {
     return _mm256_and_si256(v, _mm256_set1_epi8((char)mask));
 }
 
+/* Q6_K: the first of three dwords that hold weights 4 j .. + 3 of the quarters of a half. */
+DS4_INLINE int q6_k_dword(int half, int j) { return 4 + 3 * (8 * half + j); }
+
 /* Weights 32 i + 4 j .. + 3 of eight rows, unsigned. i and j are constants after unrolling. */
 DS4_INLINE __m256i x8_values(uint32_t type, const uint8_t *group, int i, int j) {
     int half = i / 4, part = i % 4;
@@ -30,6 +33,10 @@ DS4_INLINE __m256i x8_values(uint32_t type, const uint8_t *group, int i, int j) 
         return _mm256_or_si256(move_bits(body(type, group, 8 + 8 * half + j), 2 * part, 0, 3),
                                move_bits(body(type, group, j), i, 2, 4));
     case DS4_Q4_K: return move_bits(body(type, group, 3 + 8 * (i / 2) + j), 4 * (i % 2), 0, 15);
+    case DS4_Q6_K:
+        return _mm256_or_si256(
+            move_bits(body(type, group, q6_k_dword(half, j) + part % 2), 4 * (part / 2), 0, 15),
+            move_bits(body(type, group, q6_k_dword(half, j) + 2), 2 * part, 4, 48));
     default: /* Q5_K */
         return _mm256_or_si256(
             move_bits(body(type, group, 11 + 8 * (i / 2) + j), 4 * (i % 2), 0, 15),
@@ -58,6 +65,8 @@ DS4_INLINE void x8_load_scales(uint32_t type, const uint8_t *group, x8_scales *o
             low = _mm256_or_si256(low, move_bits(high, 2 * k, 4, 48));
             out->s[k] = _mm256_sub_epi8(low, _mm256_set1_epi8(32));
         }
+    } else if (type == DS4_Q6_K) {
+        for (int k = 0; k < 4; k++) out->s[k] = body(type, group, k);
     } else { /* Q4_K, Q5_K */
         __m256i a = body(type, group, 0), b = body(type, group, 1), c = body(type, group, 2);
         out->s[0] = move_bits(a, 0, 0, 63);
@@ -88,7 +97,8 @@ DS4_INLINE __m256i x8_term(uint32_t type, const x8_scales *scales, int i) {
     int first = i < 4 ? 0 : 1;
     if (type == DS4_Q2_K) return byte_pair(scales->m[i % 4], first, first + 2);
     __m256i scale = byte_pair(scales->s[i % 4], first, first + 2);
-    return _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(scale, 2)); /* Q3_K: -4 sc */
+    scale = _mm256_slli_epi16(scale, type == DS4_Q3_K ? 2 : 5); /* 4 or 32: what is stored on top */
+    return _mm256_sub_epi16(_mm256_setzero_si256(), scale);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* X8 groups of Q2_K .. Q5_K, two at a time: super_x8_avx2.h with sixteen rows.
+/* X8 groups of Q2_K .. Q6_K, two at a time: super_x8_avx2.h with sixteen rows.
  *
  * Include only from *_avx512.c and *_amx.c.
  */
@@ -6,7 +6,7 @@
 #define DS4_SUPER_X8_AVX512_H
 
 #include "avx512.h"
-#include "super_unpack_avx2.h"
+#include "super_x8_avx2.h"
 
 DS4_INLINE __m512i body16(uint32_t type, const uint8_t *a, const uint8_t *b, int dword) {
     const int at = (super_has_min(type) ? 32 : 16) + 32 * dword;
@@ -30,6 +30,10 @@ DS4_INLINE __m512i x8_values16(uint32_t type, const uint8_t *a, const uint8_t *b
                                move_bits16(body16(type, a, b, j), i, 2, 4));
     case DS4_Q4_K:
         return move_bits16(body16(type, a, b, 3 + 8 * (i / 2) + j), 4 * (i % 2), 0, 15);
+    case DS4_Q6_K:
+        return _mm512_or_si512(
+            move_bits16(body16(type, a, b, q6_k_dword(half, j) + part % 2), 4 * (part / 2), 0, 15),
+            move_bits16(body16(type, a, b, q6_k_dword(half, j) + 2), 2 * part, 4, 48));
     default: /* Q5_K */
         return _mm512_or_si512(
             move_bits16(body16(type, a, b, 11 + 8 * (i / 2) + j), 4 * (i % 2), 0, 15),
@@ -41,8 +45,6 @@ DS4_INLINE __m512i x8_values16(uint32_t type, const uint8_t *a, const uint8_t *b
 typedef struct {
     __m512i s[4], m[4];
 } x8_scales16;
-
-DS4_INLINE int scales_per_32(uint32_t type) { return type == DS4_Q4_K || type == DS4_Q5_K; }
 
 DS4_INLINE void x8_load_scales16(uint32_t type, const uint8_t *a, const uint8_t *b,
                                  x8_scales16 *out) {
@@ -61,6 +63,9 @@ DS4_INLINE void x8_load_scales16(uint32_t type, const uint8_t *a, const uint8_t 
             low = _mm512_or_si512(low, move_bits16(high, 2 * k, 4, 48));
             out->s[k] = _mm512_sub_epi8(low, _mm512_set1_epi8(32));
         }
+    } else if (type == DS4_Q6_K) {
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) out->s[k] = body16(type, a, b, k);
     } else { /* Q4_K, Q5_K */
         __m512i low = body16(type, a, b, 0), min = body16(type, a, b, 1);
         __m512i high = body16(type, a, b, 2);
@@ -81,9 +86,15 @@ DS4_INLINE __m512i byte_pair16(__m512i v, int t0, int t1) {
     return _mm512_srai_epi16(_mm512_shuffle_epi8(v, pick), 8);
 }
 
-/* The scale of sixteen number `sub`: in the low half of every lane, the upper one zero. */
+/* Sums of sixteen products of these types pass 2^15: they meet their scale as int32. */
+DS4_INLINE int x8_wide_sums(uint32_t type) { return type == DS4_Q5_K || type == DS4_Q6_K; }
+
+/* The scale of sixteen number `sub`: in the low half of every lane, the upper one zero; for wide sums
+ * as int32. */
 DS4_INLINE __m512i x8_scale16(uint32_t type, const x8_scales16 *scales, int sub) {
     if (scales_per_32(type)) sub /= 2;
+    if (x8_wide_sums(type))
+        return _mm512_srai_epi32(_mm512_slli_epi32(scales->s[sub / 4], 24 - 8 * (sub % 4)), 24);
     return byte_pair16(scales->s[sub / 4], sub % 4, -1);
 }
 
@@ -94,7 +105,8 @@ DS4_INLINE __m512i x8_term16(uint32_t type, const x8_scales16 *scales, int i) {
     const int first = i < 4 ? 0 : 1;
     if (type == DS4_Q2_K) return byte_pair16(scales->m[i % 4], first, first + 2);
     __m512i scale = byte_pair16(scales->s[i % 4], first, first + 2);
-    return _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(scale, 2)); /* Q3_K: -4 sc */
+    scale = _mm512_slli_epi16(scale, type == DS4_Q3_K ? 2 : 5); /* 4 or 32: what is stored on top */
+    return _mm512_sub_epi16(_mm512_setzero_si512(), scale);
 }
 
 #endif

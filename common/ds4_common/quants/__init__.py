@@ -97,10 +97,14 @@ def layout_bytes(ggml_type: int, layout: Layout, rows: int, cols: int) -> int:
 
 def cpu_layout(ggml_type: int, rows: int, cols: int) -> Layout:
     """The layout in which the kernels of this CPU run the tensor fastest: X8 where it measured
-    faster (measured.py) and the shape allows it, else RAW. Where nothing is measured - NEON has
-    vector kernels for just these types - X8 for the types in blocks of 32. Every instruction set
-    can run every layout."""
-    quant, ratios = _known(ggml_type), PACKED_TO_RAW.get(best_isa().name)
+    faster (measured.py) and the shape allows it, else RAW. A type not measured with AMX goes by
+    its figure with AVX512, whose kernels run there up to a dozen columns. Where nothing is measured
+    - NEON has vector kernels for just these types - X8 for the types in blocks of 32. Every
+    instruction set can run every layout."""
+    quant, isa = _known(ggml_type), best_isa()
+    ratios = PACKED_TO_RAW.get(isa.name)
+    if isa == Isa.AMX:
+        ratios = PACKED_TO_RAW.get(Isa.AVX512.name, {}) | (ratios or {})
     faster = quant in _LEGACY if ratios is None else ratios.get(quant.name, 0.0) > 1.0
     if faster and library().ds4_pack_possible(quant, rows, cols):
         return Layout.X8
