@@ -90,7 +90,7 @@ def test_the_table_repeats_the_parameters_and_blocks_of_the_files() -> None:
     cache = host_module(Unit("cache.cu", kv_type=0))
     for name, kernel in CACHE_KERNELS.items():
         assert cache.parameter_bytes(name) == ctypes.sizeof(kernel.parameters), name
-    for unit, more in ((Unit("weights.cu", 8), MANY_KERNELS), (Unit("floats.cu", 0), {})):
+    for unit, more in ((Unit("weights.cu", 8), MANY_KERNELS), (Unit("floats.cu", 0), MANY_KERNELS)):
         host = host_module(unit)
         for name, (parameters, _) in (WEIGHT_KERNELS | more).items():
             assert host.parameter_bytes(name) == ctypes.sizeof(parameters), name

@@ -55,9 +55,10 @@ def test_the_largest_product_of_any_type_is_a_grid_that_devices_launch(unit: ks.
     assert isinstance(p, ks.Matvec)
     grouped = ks.Matmul(product=p)
     for launch in (
-        ks.matvec_launch(p, unit.ggml_type, unit.layout), ks.matmul_launch(grouped),
+        ks.matvec_launch(p, unit.ggml_type, unit.layout), ks.matmul_launch(grouped, unit.ggml_type),
         ks.matvec_experts_launch(p, unit.ggml_type, unit.layout),
-        ks.matmul_experts_launch(grouped), ks.embed_launch(ks.Embed(rows=MOST, cols=1 << 20)),
+        ks.matmul_experts_launch(grouped, unit.ggml_type),
+        ks.embed_launch(ks.Embed(rows=MOST, cols=1 << 20)),
     ):  # fmt: skip
         assert excess(launch) == ""
         assert launch.shared_bytes <= LEAST_SHARED
@@ -109,7 +110,7 @@ def test_a_program_with_a_launch_that_no_device_takes_is_refused_with_its_kernel
     path = tiny.write_gguf(case, tmp_path / "experts.gguf", [GgmlType.F16])
     image = lower_image(prepare_file(path).bundle, any_layout=True)
     config = ExecutorConfig(threads=1, banks=1, context_tokens=32, batch_tokens=MOST)
-    planned(image, config)  # tokens x experts are folded
-    monkeypatch.setattr(ks, "folded", lambda n: (n, 1))
-    with pytest.raises(UnsupportedModel, match=r"matvec_experts of 65535 tokens \(a grid of"):
+    planned(image, config)
+    monkeypatch.setattr(ks, "folded", lambda n: (100 * n, 1))
+    with pytest.raises(UnsupportedModel, match=r"matmul of 65535 tokens \(a grid of"):
         planned(image, config)

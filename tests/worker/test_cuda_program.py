@@ -143,7 +143,7 @@ def test_many_tokens_change_the_way_of_products_and_attention_and_nothing_else(
     assert {launch.kernel for launch in many if launch.unit.file == "weights.cu"} == {
         "embed", "matmul",
     }  # fmt: skip
-    assert {launch.kernel for launch in many if launch.unit.file == "floats.cu"} == {"matvec"}
+    assert {launch.kernel for launch in many if launch.unit.file == "floats.cu"} == {"matmul"}
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
  *
  * Reference: native/matmul_scalar.c (dot_float); same bits. An output is summed in eight chains,
  * number k mod 8, in order of k, then by a fixed tree. A warp takes four rows, eight lanes per row,
- * a lane per chain. Activations are plain floats. Dense grids go over eight columns at a time, for any
- * number of columns; no dynamic shared memory.
+ * a lane per chain. Activations are plain floats. matvec goes over eight columns at a time; matmul over 64,
+ * grid (ceil(rows / 32), ...) as in matmul.h, block (256). No dynamic shared memory.
  */
 #include "weight_params.h"
 
@@ -92,4 +92,65 @@ DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
             if (p.bias) value += ((const float *)p.bias)[(int64_t)expert * p.rows + row];
             ds4_row<float>(p.y, p.y_stride, token)[(int64_t)place * p.rows + row] = value;
         });
+}
+
+/* Many columns: 32 rows x 64 columns per block. A thread owns one of the eight chains of 8 x 8 outputs, so
+ * the order of sums is that of float_rows; weights and columns come through shared memory, 32 at a time. */
+#define TILE_ROWS 32
+#define TILE_COLUMNS 64
+#define TILE_DEPTH 32
+
+DS4_KERNEL(matmul, ds4_matmul, 256, 2) {
+    __shared__ float4 w[TILE_DEPTH][TILE_ROWS / 4 + 1]; /* other banks for neighbours */
+    __shared__ float4 x[TILE_DEPTH][TILE_COLUMNS / 4 + 1];
+    __shared__ ds4_matmul_columns at;
+    const ds4_matvec &product = p.product;
+    ds4_column_tile tile = ds4_tile_of(p);
+    if (tile.columns <= 0) return;
+    ds4_find_columns(p, tile, DS4_ACT_F32, at);
+    int row0 = blockIdx.x * TILE_ROWS, lane = threadIdx.x & 31, warp = threadIdx.x / 32, chain = lane & 7;
+    int r0 = 8 * (warp / 2), c0 = 8 * (warp % 2 * 4 + lane / 8);
+    float sum[8][8];
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+#pragma unroll
+        for (int c = 0; c < 8; c++) sum[r][c] = 0.0f;
+    for (int first = 0; first < product.cols; first += TILE_DEPTH) {
+        ds4_sync_block();
+        for (int i = threadIdx.x; i < TILE_ROWS * TILE_DEPTH; i += 256) {
+            int r = i / TILE_DEPTH, k = first + i % TILE_DEPTH;
+            bool live = row0 + r < product.rows && k < product.cols;
+            int64_t number = (int64_t)tile.matrix * product.rows + row0 + r;
+            const uint8_t *weights = (const uint8_t *)product.weight + number * product.cols * WEIGHT_BYTES;
+            ((float *)w[i % TILE_DEPTH])[r] = live ? weight_at(weights, k) : 0.0f;
+        }
+        for (int i = threadIdx.x; i < TILE_COLUMNS * TILE_DEPTH; i += 256) {
+            int c = i / TILE_DEPTH, k = first + i % TILE_DEPTH;
+            bool live = c < tile.columns && k < product.cols;
+            ((float *)x[i % TILE_DEPTH])[c] = live ? ((const float *)at.act[c])[k] : 0.0f;
+        }
+        ds4_sync_block();
+#pragma unroll 1
+        for (int k = chain; k < TILE_DEPTH && first + k < product.cols; k += 8) {
+            float4 left[2] = {w[k][r0 / 4], w[k][r0 / 4 + 1]}, right[2] = {x[k][c0 / 4], x[k][c0 / 4 + 1]};
+            float a[8] = {left[0].x, left[0].y, left[0].z, left[0].w,
+                          left[1].x, left[1].y, left[1].z, left[1].w};
+            float b[8] = {right[0].x, right[0].y, right[0].z, right[0].w,
+                          right[1].x, right[1].y, right[1].z, right[1].w};
+#pragma unroll
+            for (int r = 0; r < 8; r++)
+#pragma unroll
+                for (int c = 0; c < 8; c++) sum[r][c] = fmaf(a[r], b[c], sum[r][c]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float value = sum[r][c];
+            for (int step = 4; step; step >>= 1) value += ds4_shuffle_xor(value, step);
+            int row = row0 + r0 + r;
+            if (chain == 0 && row < product.rows && c0 + c < tile.columns)
+                ds4_put_product(p, tile, at, row, c0 + c, value);
+        }
 }

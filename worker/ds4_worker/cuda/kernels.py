@@ -207,7 +207,7 @@ def matvec_experts_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:
     return Launch(grid, (128, 1, 1), matvec_shared_bytes(ggml_type, layout, 1))
 
 
-MATMUL_TILE = 64  # rows and columns of a block of matmul
+MATMUL_TILE = 64  # columns of a block of matmul, and rows where blocks are quantized
 
 
 def most_expert_tiles(tokens: int, used: int, experts: int) -> int:
@@ -216,14 +216,21 @@ def most_expert_tiles(tokens: int, used: int, experts: int) -> int:
     return min(columns, columns // MATMUL_TILE + experts)
 
 
-def matmul_launch(p: Matmul) -> Launch:
-    rows, columns = p.product.rows, p.product.columns
-    return Launch((_ceil(rows, MATMUL_TILE), _ceil(columns, MATMUL_TILE), 1), (128, 1, 1))
+def _matmul_blocks(p: Matmul, ggml_type: int) -> tuple[int, int]:
+    """(blocks in x, threads of a block)."""
+    floats = ggml_type in FLOAT_TYPES
+    return _ceil(p.product.rows, 32 if floats else MATMUL_TILE), 256 if floats else 128
 
 
-def matmul_experts_launch(p: Matmul) -> Launch:
+def matmul_launch(p: Matmul, ggml_type: int) -> Launch:
+    blocks, threads = _matmul_blocks(p, ggml_type)
+    return Launch((blocks, _ceil(p.product.columns, MATMUL_TILE), 1), (threads, 1, 1))
+
+
+def matmul_experts_launch(p: Matmul, ggml_type: int) -> Launch:
+    blocks, threads = _matmul_blocks(p, ggml_type)
     most = most_expert_tiles(p.product.columns, p.product.used, p.product.experts)
-    return Launch((_ceil(p.product.rows, MATMUL_TILE), *folded(most)), (128, 1, 1))
+    return Launch((blocks, *folded(most)), (threads, 1, 1))
 
 
 def _route(p: Route) -> Launch:
@@ -334,7 +341,7 @@ WEIGHT_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
     "matvec": (Matvec, ("matmul",)),
     "matvec_experts": (Matvec, ("matmul_experts", "matmul_heads")),
 }
-# Of units of quantized weights only: many columns. Float weights use matvec for any number.
+# Of the same units, but for value heads: many columns.
 MANY_KERNELS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
     "matmul": (Matmul, ("matmul", "matmul_experts")),
 }

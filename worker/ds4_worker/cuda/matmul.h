@@ -17,20 +17,12 @@
 #include "quants.h"
 #include "weight_params.h"
 
-struct ds4_matmul {
-    ds4_matvec product;
-    uint64_t sorted;  /* int32: columns by expert, token * used + place; 0 with the next: dense */
-    uint64_t tiles;   /* int32[][4]: expert, first, count, 0 */
-    uint64_t n_tiles; /* int32 */
-};
-
-#define DS4_TILE 64
+#define DS4_TILE DS4_MATMUL_COLUMNS
 #define DS4_STAGE_UNITS 4
 #define DS4_STAGE_BYTES (32 * DS4_STAGE_UNITS + 16) /* of a row or column: other banks for neighbours */
 
 struct ds4_matmul_shared {
-    char *act[DS4_TILE]; /* where the tile's columns come from, and where their outputs go */
-    float *y[DS4_TILE];
+    ds4_matmul_columns at;
     uint8_t a[DS4_TILE * DS4_STAGE_BYTES], b[DS4_TILE * DS4_STAGE_BYTES]; /* rows, columns */
 #if DS4_SUPER
     int16_t sc[DS4_TILE][2 * DS4_STAGE_UNITS], sums[DS4_TILE][2 * DS4_STAGE_UNITS];
@@ -93,7 +85,7 @@ static __device__ __forceinline__ void ds4_stage_columns(const ds4_matvec &p, in
     for (int i = threadIdx.x; i < DS4_TILE * DS4_STAGE_UNITS; i += 128) {
         int c = i / DS4_STAGE_UNITS, at = i % DS4_STAGE_UNITS, number = first + at;
         bool live = c < columns && 32 * number < p.cols;
-        char *act = live ? shared.act[c] : (char *)0;
+        char *act = live ? (char *)shared.at.act[c] : (char *)0;
         int4 zero = {0, 0, 0, 0}, *to = (int4 *)(shared.b + c * DS4_STAGE_BYTES + 32 * at);
         to[0] = live ? *(const int4 *)(act + 32 * number) : zero;
         to[1] = live ? *(const int4 *)(act + 32 * number + 16) : zero;
@@ -113,25 +105,10 @@ static __device__ __forceinline__ void ds4_stage_columns(const ds4_matvec &p, in
 
 DS4_KERNEL(matmul, ds4_matmul, 128, 2) {
     const ds4_matvec &product = p.product;
-    int number = ds4_block_row();
-    int4 tile = {0, number * DS4_TILE, 0, 0}; /* matrix, first column, columns */
-    if (p.tiles) {
-        if (number >= *(const int *)p.n_tiles) return;
-        tile = ((const int4 *)p.tiles)[number];
-    } else {
-        int left = ds4_rows(product.live, product.columns) - tile.y;
-        if (left <= 0) return;
-        tile.z = left < DS4_TILE ? left : DS4_TILE;
-    }
+    ds4_column_tile tile = ds4_tile_of(p);
+    if (tile.columns <= 0) return;
     __shared__ ds4_matmul_shared shared;
-    if ((int)threadIdx.x < tile.z) {
-        int c = threadIdx.x, column = p.sorted ? ((const int *)p.sorted)[tile.y + c] : tile.y + c;
-        int token = column / product.used, place = column % product.used;
-        const int format = DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32;
-        int64_t step = product.act_columns > 1 ? ds4_act_bytes(format, product.cols) : 0;
-        shared.act[c] = ds4_row<char>(product.acts, product.act_stride, token) + place * step;
-        shared.y[c] = ds4_row<float>(product.y, product.y_stride, token) + (int64_t)place * product.rows;
-    }
+    ds4_find_columns(p, tile, DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32, shared.at);
     int lane = threadIdx.x & 31, group = lane / 4, pair = lane % 4, top = threadIdx.x / 32 * 16;
     int rows[2] = {top + group, top + group + 8};
     float acc[8][4];
@@ -145,8 +122,8 @@ DS4_KERNEL(matmul, ds4_matmul, 128, 2) {
     int units = product.cols / 32, row0 = blockIdx.x * DS4_TILE;
     for (int first = 0; first < units; first += DS4_STAGE_UNITS) {
         ds4_sync_block();
-        ds4_stage_rows(product, tile.x, row0, first, shared);
-        ds4_stage_columns(product, tile.z, first, shared);
+        ds4_stage_rows(product, tile.matrix, row0, first, shared);
+        ds4_stage_columns(product, tile.columns, first, shared);
         ds4_sync_block();
 #if DS4_SUPER
         if (first % 8 == 0) {
@@ -224,10 +201,8 @@ DS4_KERNEL(matmul, ds4_matmul, 128, 2) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int r = row0 + rows[i / 2], c = 8 * eight + 2 * pair + i % 2;
-            if (r >= product.rows || c >= tile.z) continue;
-            float value = acc[eight][i];
-            if (product.bias) value += ((const float *)product.bias)[(int64_t)tile.x * product.rows + r];
-            shared.y[c][r] = value;
+            if (r < product.rows && c < tile.columns)
+                ds4_put_product(p, tile, shared.at, r, c, acc[eight][i]);
         }
 }
 

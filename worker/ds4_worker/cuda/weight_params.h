@@ -1,4 +1,5 @@
-/* Parameters of the kernels over a weight, whatever its type: embed, matvec, matvec_experts. */
+/* Parameters of the kernels over a weight, whatever its type: embed, matvec,
+ * matvec_experts and matmul. */
 #ifndef DS4_CUDA_WEIGHT_PARAMS_H
 #define DS4_CUDA_WEIGHT_PARAMS_H
 
@@ -34,6 +35,62 @@ static __device__ __forceinline__ int ds4_expert_of(const ds4_matvec &p, int tok
     if (!p.routes) return place;
     float number = ds4_row<const float>(p.routes, p.route_stride, token)[place];
     return number >= 0.0f && number < (float)p.experts ? (int)number : 0;
+}
+
+/* ---- many columns ---------------------------------------------------------------------------- */
+
+#define DS4_MATMUL_COLUMNS 64 /* of a tile, at most */
+
+struct ds4_matmul {
+    ds4_matvec product;
+    uint64_t sorted;  /* int32: columns by expert, token * used + place; 0 with the next: dense */
+    uint64_t tiles;   /* int32[][4]: expert, first, count, 0 */
+    uint64_t n_tiles; /* int32 */
+};
+
+struct ds4_column_tile {
+    int matrix, first, columns;
+};
+
+/* Where a tile's columns come from, and where their outputs go. */
+struct ds4_matmul_columns {
+    const char *act[DS4_MATMUL_COLUMNS];
+    float *y[DS4_MATMUL_COLUMNS];
+};
+
+/* The block's tile; without columns when there is none. */
+static __device__ __forceinline__ ds4_column_tile ds4_tile_of(const ds4_matmul &p) {
+    int number = ds4_block_row();
+    ds4_column_tile tile = {0, number * DS4_MATMUL_COLUMNS, 0};
+    if (p.tiles) {
+        if (number >= *(const int *)p.n_tiles) return tile;
+        int4 listed = ((const int4 *)p.tiles)[number];
+        return {listed.x, listed.y, listed.z};
+    }
+    int left = ds4_rows(p.product.live, p.product.columns) - tile.first;
+    tile.columns = left < DS4_MATMUL_COLUMNS ? left : DS4_MATMUL_COLUMNS;
+    return tile;
+}
+
+/* By the block: addresses of the tile's columns. They are there after the next barrier. */
+static __device__ __forceinline__ void ds4_find_columns(const ds4_matmul &p, const ds4_column_tile &tile,
+                                                        int format, ds4_matmul_columns &at) {
+    const ds4_matvec &product = p.product;
+    int c = threadIdx.x;
+    if (c >= tile.columns) return;
+    int column = p.sorted ? ((const int *)p.sorted)[tile.first + c] : tile.first + c;
+    int token = column / product.used, place = column % product.used;
+    int64_t step = product.act_columns > 1 ? ds4_act_bytes(format, product.cols) : 0;
+    at.act[c] = ds4_row<const char>(product.acts, product.act_stride, token) + place * step;
+    at.y[c] = ds4_row<float>(product.y, product.y_stride, token) + (int64_t)place * product.rows;
+}
+
+static __device__ __forceinline__ void ds4_put_product(const ds4_matmul &p, const ds4_column_tile &tile,
+                                                       const ds4_matmul_columns &at, int row, int c,
+                                                       float value) {
+    if (p.product.bias)
+        value += ((const float *)p.product.bias)[(int64_t)tile.matrix * p.product.rows + row];
+    at.y[c][row] = value;
 }
 
 #endif

@@ -23,7 +23,7 @@ from ds4_worker.executor.cuda_rows import Planned, fused
 
 MOST_PARTIAL_BYTES = 128 << 20  # of split attention; more tokens than fit go the other way
 SPLIT_TOKENS = 16  # most tokens of a step whose attention is split
-MANY_TOKENS = 17  # from here on matrices are multiplied by tensor cores
+MANY_TOKENS = 17  # from here on matrices are multiplied in tiles of columns
 
 
 def most_parts(image: im.Image, config: ExecutorConfig) -> int:
@@ -121,20 +121,19 @@ class Program(CompressedLaunches):
             act_columns=1,
         )  # fmt: skip
 
-    def _by_tensor_cores(self, op: im.ImageOp) -> bool:
-        """Whether a product goes that way: of many tokens with blocks, which read a weight once for
-        all of them."""
-        kind = self._image.weights[op.weight].ggml_type
-        return self._tokens >= MANY_TOKENS and kind not in ks.FLOAT_TYPES
+    @property
+    def _many(self) -> bool:
+        """Whether products go in tiles, which read a weight once for all of their columns."""
+        return self._tokens >= MANY_TOKENS
 
     def _matmul(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         (op,) = ops
         weight, p = self._image.weights[op.weight], self._product(space, op)
         p.bias = self._at.vector(op.bias)
         unit = self._weight_unit(op.weight)
-        if self._by_tensor_cores(op):
+        if self._many:
             whole = ks.Matmul(product=p)
-            yield Planned(unit, "matmul", whole, ks.matmul_launch(whole))
+            yield Planned(unit, "matmul", whole, ks.matmul_launch(whole, weight.ggml_type))
         else:
             yield Planned(unit, "matvec", p, ks.matvec_launch(p, weight.ggml_type, weight.layout))
 
@@ -152,13 +151,14 @@ class Program(CompressedLaunches):
             if self._image.weights[op.bias].ggml_type or p.bias % 4:
                 raise KeyError("biases of experts that are no aligned F32")
         unit = self._weight_unit(op.weight)
-        if p.routes and self._by_tensor_cores(op):
+        if p.routes and self._many:
             if self._sorted != op.inputs[1]:
                 self._sorted = op.inputs[1]
                 yield self._sorting(p)
             columns, tiles, count = self._at.experts
             grouped = ks.Matmul(product=p, sorted=columns, tiles=tiles, n_tiles=count)
-            yield Planned(unit, "matmul", grouped, ks.matmul_experts_launch(grouped))
+            launch = ks.matmul_experts_launch(grouped, weight.ggml_type)
+            yield Planned(unit, "matmul", grouped, launch)
         else:
             launch = ks.matvec_experts_launch(p, weight.ggml_type, weight.layout)
             yield Planned(unit, "matvec_experts", p, launch)
