@@ -73,12 +73,13 @@ DS4_INLINE void x8_gemv(uint32_t type, int groups, const uint8_t *data, int64_t 
     const int bytes = DS4_X8_ROWS * block_bytes_of(type);
     ds4_act32 x = ds4_act32_view(act, 32 * blocks);
     __m256 acc[4];
+    group_stream next = stream_ahead(data, groups, blocks, bytes);
     for (int g = 0; g < groups; g++) acc[g] = _mm256_setzero_ps();
     for (int64_t b = 0; b < blocks; b++) {
+        ask_ahead(&next, groups, blocks, bytes);
 #pragma GCC unroll 4
         for (int g = 0; g < groups; g++) {
             const uint8_t *group = data + (g * blocks + b) * bytes;
-            prefetch_group(group, bytes);
             __m256i isum = x8_dot(type, group, x.q + 32 * b);
             __m256 m = has_min(type) ? load_half8(group + 16) : _mm256_setzero_ps();
             acc[g] = finish_block(type, isum, load_half8(group), m, x, b, acc[g]);

@@ -36,11 +36,11 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
         x[c] = acts + (size_t)c * act_stride;
         acc[c] = _mm512_setzero_ps();
     }
+    group_stream next = stream_ahead(a, 2, blocks, bytes);
     for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
         __m512i isum[COLUMNS];
         for (int c = 0; c < columns; c++) isum[c] = _mm512_setzero_si512();
-        prefetch_bytes(a, bytes, DS4_PREFETCH_AHEAD);
-        prefetch_bytes(b, bytes, DS4_PREFETCH_AHEAD);
+        ask_ahead(&next, 2, blocks, bytes);
         if (type == DS4_Q8_0) {
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) {
