@@ -21,6 +21,7 @@ class Layout(IntEnum):
     Q2_K_ALIGNED = 6
     MLA_KV_B = 7
     IQ2_XS_ALIGNED = 8
+    IQ2_PLANES = 9  # IQ2_XXS and IQ2_XS with indices, signs and scales apart, for the CPU kernels
 
 
 class ArtifactKind(IntEnum):

@@ -99,13 +99,18 @@ class Tensor:
 
     def raw(self) -> memoryview:
         """The blocks as in the GGUF file. The owner's memory for layout RAW; otherwise a copy,
-        made by this call (X8: unpacked in C; aligned artifacts: with numpy)."""
+        made by this call (X8 and planes: unpacked in C; aligned artifacts: with numpy)."""
         if self.layout is Layout.RAW:
             return self._memory
         if self.layout is Layout.X8:
             rows, cols = self._matrix
             blocks = bytearray(len(self._memory))
             quants.unpack(self.ggml_type, self._memory, blocks, rows, cols)
+            return memoryview(blocks).toreadonly()
+        if self.layout is Layout.IQ2_PLANES:
+            rows, cols = self._matrix
+            blocks = bytearray(quants.tensor_bytes(self.ggml_type, rows, cols))
+            quants.unpack_planes(self.ggml_type, self._memory, blocks, rows, cols)
             return memoryview(blocks).toreadonly()
         from ds4_common.quants import aligned
 

@@ -83,9 +83,9 @@ BACKENDS_HELP = (
 )
 LAYOUTS_HELP = (
     "on memfd and shm: packed stores weight matrices in the layouts of the CPU kernels in place of"
-    " their raw blocks, aligned the same but experts in the published artifacts, which GPU workers"
-    " read too, raw serves the file's blocks and those artifacts, auto packs what a CPU worker can"
-    " run (default: auto)"
+    " their raw blocks, aligned the same but all experts that can in the published artifacts, raw"
+    " serves the file's blocks and those artifacts, which GPU workers read too, auto packs what a"
+    " CPU worker can run (default: auto)"
 )
 
 

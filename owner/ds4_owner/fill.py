@@ -35,20 +35,22 @@ DIRECT_THREADS = 4  # O_DIRECT waits for the disk: more requests in flight than 
 MADV_POPULATE_WRITE = 23  # linux/mman.h; not in the mmap module of CPython 3.11
 
 
-# (ggml type, raw rows, where the same rows go packed, rows, weights per row)
-PackRows = Callable[[int, memoryview, memoryview, int, int], None]
+# (layout, ggml type, raw rows, where the same rows go packed, rows, weights per row)
+PackRows = Callable[[Layout, int, memoryview, memoryview, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`n_bytes` at `offset` of a piece, made from as many logical bytes of the model."""
+    """`n_bytes` at `offset` of a piece, made from `source_bytes` logical bytes of the model."""
 
     offset: int
     n_bytes: int
     source: int
-    rows: int = 0  # above 0: packed rows of `cols` weights of `ggml_type`
+    source_bytes: int
+    rows: int = 0  # above 0: rows of `cols` weights of `ggml_type`, to be laid out in `layout`
     cols: int = 0
     ggml_type: int = 0
+    layout: Layout = Layout.RAW
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Piece:
         """The logical [offset, end) that one read must fetch."""
         return (
             min(part.source for part in self.parts),
-            max(part.source + part.n_bytes for part in self.parts),
+            max(part.source + part.source_bytes for part in self.parts),
         )
 
 
@@ -87,7 +89,7 @@ def pieces_of_range(allocation: Allocation, piece_bytes: int = PIECE_BYTES) -> I
     """Cuts a raw range into pieces."""
     for offset in range(0, allocation.n_bytes, piece_bytes):
         n_bytes = min(piece_bytes, allocation.n_bytes - offset)
-        part = Part(0, n_bytes, allocation.source_offset + offset)
+        part = Part(0, n_bytes, allocation.source_offset + offset, n_bytes)
         yield Piece(allocation.id, allocation.model, offset, n_bytes, (part,))
 
 
@@ -105,7 +107,7 @@ def pieces_of_group(
         last = parts[-1] if parts else None
         if last is not None and (
             part.offset + part.n_bytes - start > piece_bytes
-            or not 0 <= part.source - last.source - last.n_bytes <= GAP_BYTES
+            or not 0 <= part.source - last.source - last.source_bytes <= GAP_BYTES
         ):
             yield _piece(allocation, start, parts, part.offset)
             start, parts = part.offset, []
@@ -126,16 +128,25 @@ def _parts_of_group(
         tensor = model.tensor(place.name)
         if tensor is None:
             raise LoaderError(f"tensor {place.name} of the plan is not in {model.path}")
-        packed = place.layout is Layout.X8
-        rows, cols = (math.prod(place.dims[1:]), place.dims[0]) if packed else (0, 0)
-        row_bytes = tensor.n_bytes // rows if rows else 1
-        step = max(8, piece_bytes // row_bytes // 8 * 8) * row_bytes if rows else piece_bytes
-        for offset in range(0, tensor.n_bytes, step):
-            n_bytes = min(step, tensor.n_bytes - offset)
+        if place.layout is Layout.RAW:
+            yield from _raw_parts(place, tensor.offset, piece_bytes)
+            continue
+        rows, cols = math.prod(place.dims[1:]), place.dims[0]
+        row_bytes, packed_bytes = tensor.n_bytes // rows, place.n_bytes // rows
+        step = max(8, piece_bytes // row_bytes // 8 * 8)
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
             yield Part(
-                place.offset + offset, n_bytes, tensor.offset + offset,
-                n_bytes // row_bytes if rows else 0, cols, place.ggml_type,
+                place.offset + first * packed_bytes, count * packed_bytes,
+                tensor.offset + first * row_bytes, count * row_bytes,
+                count, cols, place.ggml_type, place.layout,
             )  # fmt: skip
+
+
+def _raw_parts(place: TensorPlace, source: int, piece_bytes: int) -> Iterator[Part]:
+    for offset in range(0, place.n_bytes, piece_bytes):
+        n_bytes = min(piece_bytes, place.n_bytes - offset)
+        yield Part(place.offset + offset, n_bytes, source + offset, n_bytes)
 
 
 def produce(
@@ -157,9 +168,10 @@ def produce(
     for part in piece.parts:
         out[done : part.offset] = bytes(part.offset - done)
         done = part.offset + part.n_bytes
-        bytes_in = raw[part.source - first : part.source - first + part.n_bytes]
+        bytes_in = raw[part.source - first : part.source - first + part.source_bytes]
         if part.rows:
-            pack(part.ggml_type, bytes_in, out[part.offset : done], part.rows, part.cols)
+            laid_out = out[part.offset : done]
+            pack(part.layout, part.ggml_type, bytes_in, laid_out, part.rows, part.cols)
         else:
             out[part.offset : done] = bytes_in
     out[done:] = bytes(piece.n_bytes - done)

@@ -65,8 +65,8 @@ def make_plan(config: OwnerConfig, models: Models, granularity: int) -> tuple[Lo
 
 
 def _shared(config: OwnerConfig, ggml_type: int) -> bool:
-    """Whether experts stay in the published artifacts, which GPU workers read too, where other
-    tensors go into CPU groups: when asked for, or when no layout is faster on this CPU."""
+    """Whether experts lie in the published artifacts where other tensors go into CPU groups: when
+    asked for, or when no layout is faster on this CPU."""
     return config.cpu_layout == "aligned" or quants.aligned_is_fastest(ggml_type)
 
 
@@ -90,21 +90,29 @@ def _cpu_layout(ggml_type: int, dims: tuple[int, ...]) -> Layout:
     """Of a matrix, or of experts that follow each other as one tall matrix."""
     try:
         layout = quants.cpu_layout(ggml_type, math.prod(dims[1:]), dims[0])
-        return layout if dims[1] % quants.PACKED_ROWS == 0 else Layout.RAW
+        whole = layout is not Layout.X8 or dims[1] % quants.PACKED_ROWS == 0
+        return layout if whole else Layout.RAW
     except UnsupportedModel:
         return Layout.RAW  # a type without CPU kernels is still served as it is
 
 
-def pack_rows(ggml_type: int, source: memoryview, target: memoryview, rows: int, cols: int) -> None:
+def pack_rows(
+    layout: Layout, ggml_type: int, source: memoryview, target: memoryview, rows: int, cols: int
+) -> None:
     """Packs whole rows. `quants.pack` without its checks, which cost more than small tensors do:
     these sizes come from the plan, and the native code refuses shapes it cannot pack."""
     with pinned(source) as raw, pinned(target, writable=True) as packed:
-        if library().ds4_pack_rows(ggml_type, raw, packed, 0, rows, cols):
-            raise LoaderError(f"ggml type {ggml_type}, {rows} x {cols}: no packed layout")
+        if layout is Layout.IQ2_PLANES:
+            refused = library().ds4_planes_pack(ggml_type, raw, packed, rows, cols)
+        else:
+            refused = library().ds4_pack_rows(ggml_type, raw, packed, 0, rows, cols)
+    if refused:
+        raise LoaderError(f"ggml type {ggml_type}, {rows} x {cols}: no layout {layout.name}")
 
 
 def _packed_bytes(ggml_type: int, dims: tuple[int, ...]) -> int:
-    return quants.tensor_bytes(ggml_type, math.prod(dims[1:]), dims[0])
+    layout = _cpu_layout(ggml_type, dims)
+    return quants.layout_bytes(ggml_type, layout, math.prod(dims[1:]), dims[0])
 
 
 def prepare_base(

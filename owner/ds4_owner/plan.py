@@ -168,12 +168,15 @@ def _grouped_tensors(base: ModelTensors, settings: PlanSettings) -> dict[str, tu
     if not settings.packed:
         return {}
     replaced = {p.artifact.name for p in settings.artifacts if p.artifact.kind in REPLACES_RAW}
-    grouped = {}
+    grouped: dict[str, tuple[Layout, int]] = {}
     for t in base.tensors:
         if not t.n_bytes or t.name in replaced:
             continue
-        if len(t.dims) in (2, 3) and settings.cpu_layout(t.ggml_type, t.dims) is Layout.X8:
-            grouped[t.name] = (Layout.X8, settings.packed_bytes(t.ggml_type, t.dims))
+        layout = Layout.RAW
+        if len(t.dims) in (2, 3):
+            layout = settings.cpu_layout(t.ggml_type, t.dims)
+        if layout is not Layout.RAW:
+            grouped[t.name] = (layout, settings.packed_bytes(t.ggml_type, t.dims))
         elif series_of(t.name) is not None:
             grouped[t.name] = (Layout.RAW, t.n_bytes)
     return grouped

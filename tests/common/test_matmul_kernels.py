@@ -22,6 +22,7 @@ from helpers.quant_blocks import (
     F32,
     FLOAT_TYPES,
     HALVES,
+    PLANES_TYPES,
     SUPER_TYPES,
     U8,
     X8_TYPES,
@@ -29,6 +30,7 @@ from helpers.quant_blocks import (
     aligned,
     bits,
     packed,
+    planes,
     plausible_blocks,
     random_blocks,
 )
@@ -45,6 +47,8 @@ def kernels(quant: QuantType, raw: U8, cols: int) -> list[Kernel]:
         forms.append((Layout.X8, packed(quant, raw, cols)))
     if quant in ALIGNED_TYPES and (quant != QuantType.Q2_K or rows % 2 == 0):
         forms.append(aligned(quant, raw, cols))
+    if quant in PLANES_TYPES:
+        forms.append((Layout.IQ2_PLANES, planes(quant, raw, cols)))
     return [Kernel(quant, layout, isa, data, rows, cols) for layout, data in forms for isa in ISAS]
 
 
@@ -318,6 +322,7 @@ def test_an_unknown_isa_in_the_environment_is_a_usage_error(
         (10, 4, 0),
         (8, 5, 0),
         (8, 7, 0),
+        (10, 9, 0),
     ],
 )
 def test_unknown_combinations_have_no_kernel(ggml_type: int, layout: int, isa: int) -> None:

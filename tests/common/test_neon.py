@@ -12,7 +12,7 @@ from ds4_common.native.build import CFLAGS, NATIVE, flags_for
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 CHECK = Path(__file__).parents[1] / "native" / "vector_check.c"
-KERNELS = ("act", "aligned", "kv", "matmul", "op_vector", "quants", "pack", "repack")
+KERNELS = ("act", "aligned", "kv", "matmul", "op_vector", "pack", "planes", "quants", "repack")
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
@@ -51,6 +51,7 @@ def test_every_neon_kernel_gives_the_bits_of_its_scalar_reference(
         "activation columns: equal",
         "matrices: 27 types equal",
         "aligned layouts: 3 types equal",
+        "planes: 2 types equal",
         "vector operations: equal",
         "caches: 4 types equal",
     ]

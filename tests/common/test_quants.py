@@ -19,11 +19,13 @@ from ds4_common.quants import (
     pack,
     tensor_bytes,
     unpack,
+    unpack_planes,
 )
 from helpers.quant_blocks import (
     ALIGNED_TYPES,
     BLOCK32_TYPES,
     FLOAT_TYPES,
+    PLANES_TYPES,
     SUPER_TYPES,
     U8,
     X8_TYPES,
@@ -31,6 +33,7 @@ from helpers.quant_blocks import (
     bits,
     expected_floats,
     packed,
+    planes,
     plausible_blocks,
     random_blocks,
 )
@@ -114,6 +117,41 @@ def test_row_ranges_packed_in_any_order_give_the_same_tensor(quant: QuantType) -
     assert bytes(part) == raw[8:24].tobytes()
 
 
+def planes_by_definition(quant: QuantType, raw: U8) -> U8:
+    """docs/layouts.md in numpy, from blocks [n, block bytes]."""
+    n = len(raw)
+    if quant == QuantType.IQ2_XXS:
+        words = raw[:, 2:].copy().view(np.uint32).reshape(n, 8, 2)
+        index = words[:, :, :1].copy().view(np.uint8).reshape(n, 32)
+        tails = words[:, :, 1:]
+        seven = (tails >> np.array([0, 7, 14, 21], np.uint32) & 127).astype(np.uint8)
+        scales, ninth = (2 * (tails >> 28) + 1).astype(np.uint8).reshape(n, 8), raw[:, :0]
+    else:
+        codes = raw[:, 2:66].copy().view(np.uint16)
+        index, seven = (codes & 255).astype(np.uint8), (codes >> 9).astype(np.uint8)
+        ninth = np.packbits((codes >> 8 & 1).astype(np.uint8), axis=1, bitorder="little")
+        scales = raw[:, 66:]
+    seven = seven.reshape(n, 32)
+    parity = np.bitwise_count(seven) & 1
+    return np.hstack([raw[:, :2], scales, ninth, index, seven | parity << 7])
+
+
+@pytest.mark.parametrize("quant", PLANES_TYPES)
+def test_planes_are_as_documented_and_give_the_raw_blocks_back(quant: QuantType) -> None:
+    rows, cols = 5, 768
+    raw = random_blocks(np.random.default_rng(3), quant, rows, cols)
+    made = planes(quant, raw, cols)
+    expected = planes_by_definition(quant, raw.reshape(-1, block_bytes(quant)))
+    np.testing.assert_array_equal(made, expected.reshape(-1))
+    back = bytearray(raw.size)
+    unpack_planes(quant, made.data, back, rows, cols)
+    assert bytes(back) == raw.tobytes()
+    with pytest.raises(ValueError, match=r"got .* expected"):
+        unpack_planes(quant, made.data[1:], back, rows, cols)
+    with pytest.raises(ValueError, match="no such CPU layout"):
+        unpack_planes(QuantType.Q2_K, made.data, back, rows, cols)
+
+
 @pytest.mark.parametrize("quant", [*FLOAT_TYPES, *BLOCK32_TYPES, *SUPER_TYPES])
 @pytest.mark.parametrize("make", [plausible_blocks, random_blocks])
 def test_dequantized_rows_equal_the_gguf_package_bit_for_bit(
@@ -128,6 +166,7 @@ def test_dequantized_rows_equal_the_gguf_package_bit_for_bit(
     np.testing.assert_array_equal(bits(np.frombuffer(got, np.float32)), bits(expected.reshape(-1)))
     forms = [(Layout.X8, packed(quant, raw, cols))] if quant in X8_TYPES else []
     forms += [aligned(quant, raw, cols)] if quant in ALIGNED_TYPES else []
+    forms += [(Layout.IQ2_PLANES, planes(quant, raw, cols))] if quant in PLANES_TYPES else []
     for layout, data in forms:
         part = dequantize_rows(quant, layout, data.data, rows, cols, 5, 19)
         np.testing.assert_array_equal(
@@ -151,7 +190,7 @@ def test_cpu_layout_interleaves_measured_types_of_fitting_shape_only() -> None:
     assert cpu_layout(QuantType.Q6_K, 64, 512) == Layout.X8
     assert cpu_layout(QuantType.Q6_K, 65, 512) == Layout.RAW
     assert cpu_layout(QuantType.IQ4_XS, 64, 512) == Layout.RAW
-    assert cpu_layout(QuantType.IQ2_XXS, 64, 512) == Layout.RAW
+    assert cpu_layout(QuantType.IQ3_XXS, 64, 512) == Layout.RAW
     assert cpu_layout(QuantType.F32, 8, 32) == Layout.RAW
 
 

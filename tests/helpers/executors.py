@@ -12,7 +12,7 @@ from ds4_common.allocation import Layout
 from ds4_common.contract import prepared_model_pb2 as pb
 from ds4_common.contract.lower import lower_cpu
 from ds4_common.gguf import GgmlType
-from ds4_common.quants import cpu_layout, pack
+from ds4_common.quants import cpu_layout, layout_bytes, pack, pack_planes
 from ds4_worker.executor.api import Executor, ExecutorConfig, Sampled, Sampling, Slice
 from ds4_worker.executor.cpu import CpuExecutor
 from helpers.prepared import Prepared
@@ -34,10 +34,12 @@ def packed(prepared: Prepared) -> Prepared:
         if len(buffer.shape) > 1 and buffer.ggml_type != GgmlType.I32:
             rows, cols = math.prod(buffer.shape[:-1]), buffer.shape[-1]
             buffer.layout = cpu_layout(buffer.ggml_type, rows, cols)
-            if buffer.layout == Layout.X8:
-                target = bytearray(len(raw))
-                pack(buffer.ggml_type, raw, target, rows, cols)
-                raw = bytes(target)
+            if buffer.layout != Layout.RAW:
+                layout = Layout(buffer.layout)
+                target = bytearray(layout_bytes(buffer.ggml_type, layout, rows, cols))
+                write = pack if layout is Layout.X8 else pack_planes
+                write(buffer.ggml_type, raw, target, rows, cols)
+                raw, buffer.bytes = bytes(target), len(target)
         data += bytes(-len(data) % 64)
         buffer.resource, buffer.offset = "alloc:0", len(data)
         data += raw

@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4_common.allocation import Artifact, ArtifactKind, Layout
-from ds4_common.quants import QuantType, block_bytes, pack, tensor_bytes
+from ds4_common.quants import (
+    QuantType,
+    block_bytes,
+    layout_bytes,
+    pack,
+    pack_planes,
+    tensor_bytes,
+)
 from ds4_common.quants.native import Isa, MatmulFn, Weight, library
 from ds4_owner.artifacts import build_artifact
 from ds4_owner.plan import REPLACES_RAW
@@ -49,6 +56,7 @@ ALIGNED_TYPES = {
     QuantType.IQ2_XS: ArtifactKind.IQ2_XS_ALIGNED,
     QuantType.Q2_K: ArtifactKind.Q2_K_ALIGNED,
 }
+PLANES_TYPES = (QuantType.IQ2_XXS, QuantType.IQ2_XS)
 # Where the half-precision scales lie in a block.
 HALVES = {
     QuantType.Q4_0: (0,),
@@ -137,6 +145,13 @@ def aligned(quant: QuantType, raw: U8, cols: int, experts: int = 1) -> tuple[Lay
     record = Artifact(kind, cols, len(raw) // experts, experts, "experts")
     build_artifact(record, 0, read, out.data)
     return layout, out
+
+
+def planes(quant: QuantType, raw: U8, cols: int) -> U8:
+    """The planes of a raw IQ2_XXS or IQ2_XS tensor."""
+    out = np.empty(layout_bytes(quant, Layout.IQ2_PLANES, len(raw), cols), np.uint8)
+    pack_planes(quant, raw.reshape(-1).data, out.data, len(raw), cols)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

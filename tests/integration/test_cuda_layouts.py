@@ -48,9 +48,9 @@ def cpu_answer(model: Path, run: Path) -> Any:
         return answer(port)
 
 
-def image_of(run: Path) -> bytes:
+def image_of(run: Path, name: str = "image.cuda") -> bytes:
     with client.connect(str(run / "w"), "inspect") as connection:
-        return bytes(connection.blob("image.cuda").view)
+        return bytes(connection.blob(name).view)
 
 
 def test_experts_and_dense_weights_in_aligned_layouts_answer_as_on_the_cpu(
@@ -69,4 +69,23 @@ def test_experts_and_dense_weights_in_aligned_layouts_answer_as_on_the_cpu(
         environment = made.environment() | {"DS4_CUDA_KERNELS": str(kernels)}
         port = stack.free_port()
         with stack.worker(run / "w", port, "--cuda", *SHAPE, **environment):
+            assert answer(port) == expected
+
+
+def test_workers_on_the_cpu_and_on_a_device_answer_alike_from_one_owners_ranges(
+    run: Path, tmp_path: Path
+) -> None:
+    model = write_experts(tmp_path / "experts.gguf")
+    flags = ("--backend", "memfd", "--cpu-layout", "raw")
+    with device() as made, stack.owner(model, run, *flags):
+        image = read_image(image_of(run, "image.cpu"))
+        assert {Layout(weight.layout) for weight in image.weights} == {
+            Layout.RAW, Layout.IQ2_XXS_ALIGNED, Layout.IQ2_XS_ALIGNED, Layout.Q2_K_ALIGNED,
+        }  # fmt: skip
+        port = stack.free_port()
+        with stack.worker(run / "w", port, *SHAPE):
+            expected = answer(port)
+        kernels = image_kernels(image, CONFIG, tmp_path / "kernels")
+        environment = made.environment() | {"DS4_CUDA_KERNELS": str(kernels)}
+        with stack.worker(run / "w", port, "--cuda", "--cuda-copy", *SHAPE, **environment):
             assert answer(port) == expected

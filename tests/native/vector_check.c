@@ -150,11 +150,39 @@ static void check_aligned(uint32_t type, int kind, int isa) {
     }
 }
 
+static void check_planes(uint32_t type, int isa) {
+    static uint8_t raw[MAX_ROWS * MAX_COLS], planes[MAX_ROWS * MAX_COLS], back[MAX_ROWS * MAX_COLS];
+    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
+    static float x[MAX_COLS], as_raw[MAX_ROWS], as_planes[MAX_ROWS];
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t cols = 256 * (1 + round), rows = 13;
+        size_t stride = ds4_act_bytes(DS4_ACT_Q8_256, cols);
+        for (size_t i = 0; i < sizeof raw; i++) raw[i] = (uint8_t)random_bits();
+        for (int64_t c = 0; c < MAX_COLUMNS; c++) {
+            fill_floats(x, cols);
+            ds4_act_quantize(DS4_ACT_Q8_256, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
+        }
+        expect(!ds4_planes_pack(type, raw, planes, rows, cols), "planes", type, round);
+        expect(!ds4_planes_unpack(type, planes, back, rows, cols), "raw blocks", type, round);
+        size_t bytes = (size_t)ds4_layout_bytes(type, DS4_LAYOUT_RAW, rows, cols);
+        expect(!memcmp(raw, back, bytes), "raw blocks", type, round);
+        ds4_weight w = {planes, type, DS4_LAYOUT_IQ2_PLANES, rows, cols, 0, 0};
+        check_rectangles(&w, isa, acts, stride);
+        ds4_weight plain = {raw, type, DS4_LAYOUT_RAW, rows, cols, 0, 0};
+        ds4_matmul_kernel(type, w.layout, isa)(&w, 0, rows, acts, stride, 1, as_planes, rows);
+        ds4_matmul_kernel(type, plain.layout, isa)(&plain, 0, rows, acts, stride, 1, as_raw, rows);
+        expect(same(as_raw, as_planes, rows), "rows of planes", type, round);
+    }
+}
+
 static void check_all_aligned(int isa) {
     check_aligned(16, DS4_IQ2_XXS_ALIGNED, isa);
     check_aligned(17, DS4_IQ2_XS_ALIGNED, isa);
     check_aligned(10, DS4_Q2_K_ALIGNED, isa);
     printf("aligned layouts: 3 types equal\n");
+    check_planes(16, isa);
+    check_planes(17, isa);
+    printf("planes: 2 types equal\n");
 }
 
 /* ---- vector operations ----------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ from ds4_common import quants
 from ds4_common.allocation import ArtifactKind, Layout
 from ds4_common.errors import BackendError, BudgetError, GgufError, LoaderError
 from ds4_common.gguf import GgmlType, LogicalModel
+from ds4_common.quants.native import best_isa
 from ds4_owner import budget, cli, job, loader_plan, loading
 from ds4_owner.backends import Fill, Memory, open_backend
 from ds4_owner.channel import Channel
@@ -110,9 +111,10 @@ def check_contents(model: LogicalModel, plan: LoadPlan, data: dict[int, bytes]) 
         tensor = model.tensor(place.name)
         assert tensor is not None
         held = data[place.allocation][place.offset : place.offset + place.n_bytes]
-        if place.layout is Layout.X8:
+        if place.layout is not Layout.RAW:
             raw = bytearray(tensor.n_bytes)
-            quants.unpack(place.ggml_type, held, raw, math.prod(place.dims[1:]), place.dims[0])
+            unpack = quants.unpack if place.layout is Layout.X8 else quants.unpack_planes
+            unpack(place.ggml_type, held, raw, math.prod(place.dims[1:]), place.dims[0])
             held = bytes(raw)
         assert held == logical(model, tensor.offset, tensor.n_bytes)
 
@@ -259,8 +261,8 @@ def test_full_shared_memory_is_an_error_that_says_what_to_do(
 
 def test_rows_without_a_packed_layout_are_refused() -> None:
     buffer = memoryview(bytearray(4096))
-    with pytest.raises(LoaderError, match="no packed layout"):
-        loader_plan.pack_rows(GgmlType.Q8_0, buffer, buffer, 7, 32)
+    with pytest.raises(LoaderError, match="no layout X8"):
+        loader_plan.pack_rows(Layout.X8, GgmlType.Q8_0, buffer, buffer, 7, 32)
 
 
 def test_chunks_are_announced_before_they_are_written(opened: LogicalModel) -> None:
@@ -298,6 +300,30 @@ def test_auto_layout_stays_raw_for_a_family_that_no_worker_can_run(tmp_path: Pat
     assert all(a.artifact is None for a in plan.allocations)
     (note,) = notes
     assert "unheard" in note
+
+
+def test_planes_are_filled_whole_whatever_the_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "blk.0.ffn_gate_exps.weight": ((1024, 21, 3), GgmlType.IQ2_XXS),
+        "blk.0.ffn_up_exps.weight": ((1024, 21, 3), GgmlType.IQ2_XS),
+        "blk.0.ffn_down_exps.weight": ((256, 24, 3), GgmlType.Q4_K),
+    }
+    isa = best_isa().name
+    planes = {isa: {"IQ2_XXS": 1.5, "IQ2_XS": 1.5}}
+    monkeypatch.setattr(quants, "PLANES_TO_RAW", planes)
+    with LogicalModel.open(write_tensors(tmp_path / "m.gguf", tensors)) as model:
+        plan = make_plan(model, "--cpu-layout", "packed")
+        layouts = [next(p.layout for p in plan.places if p.name == n) for n in tensors]
+        assert layouts == [Layout.IQ2_PLANES, Layout.IQ2_PLANES, Layout.X8]
+        sizes = [next(p.n_bytes for p in plan.places if p.name == n) for n in list(tensors)[:2]]
+        assert sizes == [252 * 74, 252 * 78]
+        expected = run_fill(model, plan)
+        check_contents(model, plan, expected[0])
+        for piece_bytes in (2048, 9000, 1 << 20):
+            for threads in (1, 3):
+                assert run_fill(model, plan, threads=threads, piece_bytes=piece_bytes) == expected
 
 
 def test_experts_lie_as_asked_for_or_as_measured_fastest(

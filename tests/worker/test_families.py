@@ -13,11 +13,15 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
+from ds4_common import quants
+from ds4_common.allocation import Layout
 from ds4_common.gguf import GgmlType
+from ds4_common.quants.native import best_isa
 from ds4_owner.recipes import architectures
 from ds4_worker.executor.api import ExecutorConfig, Slice
 from ds4_worker.executor.reference import ReferenceExecutor
 from golden import tiny
+from golden.deepseek4.cases import REAL, REAL_TYPES
 from helpers.executors import cpu_executor, logits, packed
 from helpers.prepared import Prepared, prepare_file
 
@@ -147,3 +151,19 @@ def test_every_family_has_golden_logits() -> None:
         assert set(golden(family)) == {case.name for case in tiny.cases_of(family)}
     covered = {case.architecture for _, case in CASES} | {"llama"}
     assert covered == set(architectures())
+
+
+@pytest.mark.parametrize("gate_up", [GgmlType.IQ2_XXS, GgmlType.IQ2_XS])
+def test_experts_as_planes_give_the_bits_of_raw_blocks(
+    gate_up: GgmlType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = REAL_TYPES | {"ffn_gate_exps": gate_up, "ffn_up_exps": gate_up}
+    prepared = prepare_file(tiny.write_gguf(REAL, tmp_path / "case.gguf", types))
+    expected = by_cpu(prepared, REAL)
+    isa = best_isa().name
+    monkeypatch.setattr(quants, "PLANES_TO_RAW", {isa: {gate_up.name: 2.0}})
+    made = packed(prepared)
+    layouts = {buffer.layout for buffer in made.bundle.execution.buffers}
+    assert Layout.IQ2_PLANES in layouts
+    for threads in (1, 2):
+        np.testing.assert_array_equal(by_cpu(made, REAL, threads=threads), expected)

@@ -9,6 +9,7 @@ syntax half, `op_rules` the ops, `strict` the wire format.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Protocol, TypeVar
 
 from ds4_common.allocation import Layout
@@ -22,7 +23,9 @@ from ds4_common.contract.serving_rules import (
     check_serving,
 )
 from ds4_common.contract.strict import check_known, fail, parse_bundle
+from ds4_common.errors import UnsupportedModel
 from ds4_common.gguf.types import GgmlType, block_bytes, block_weights
+from ds4_common.quants import ALIGNED_LAYOUTS, layout_bytes
 
 __all__ = ["BUNDLE_FORMAT", "MODEL_VERSION", "parse_bundle", "validate"]
 
@@ -30,6 +33,7 @@ _RESOURCE_KINDS = ("allocation", "tokenizer", "chat_template")
 _INDEXED = {pb.I32: 4, pb.I64: 8, pb.U32: 4, pb.U64: 8, pb.F32: 4, pb.F16: 2, pb.BF16: 2, pb.U8: 1}
 _GGML_TYPES = frozenset(int(ggml_type) for ggml_type in GgmlType)
 _LAYOUTS = frozenset(int(layout) for layout in Layout)
+_OTHER_SIZES = {Layout.IQ2_PLANES, *ALIGNED_LAYOUTS.values()}
 
 
 class _Named(Protocol):
@@ -127,6 +131,14 @@ def _check_weight(buffer: pb.Buffer, resources: Mapping[str, pb.Resource]) -> No
         raise fail(f"{where}, bytes", buffer.bytes, size)
     if not buffer.bytes:
         raise fail(f"{where}, bytes", 0, "at least 1")
+    if buffer.layout in _OTHER_SIZES:
+        rows = prod(buffer.shape[:-1])
+        try:
+            size = layout_bytes(buffer.ggml_type, Layout(buffer.layout), rows, buffer.shape[-1])
+        except (ValueError, UnsupportedModel) as error:
+            raise fail(f"{where}, layout", error, "one of its type and shape") from error
+        if buffer.bytes != size:
+            raise fail(f"{where}, bytes", buffer.bytes, size)
     held = resources.get(buffer.resource)
     if held is None or held.kind != "allocation":
         raise fail(f"{where}, resource", repr(buffer.resource), "the id of an allocation")

@@ -1,5 +1,6 @@
 /* Layouts as sizes and parts: what every layout has, and single blocks of the aligned ones. */
 #include "aligned.h"
+#include "planes.h"
 
 /* The type that an aligned layout is of; none for the others. */
 static uint32_t type_of(uint32_t layout) {
@@ -14,7 +15,13 @@ static uint32_t type_of(uint32_t layout) {
 int ds4_layout_exists(uint32_t type, uint32_t layout) {
     if (!ds4_quant_find(type)) return 0;
     if (layout == DS4_LAYOUT_RAW) return 1;
+    if (layout == DS4_LAYOUT_IQ2_PLANES) return type == DS4_IQ2_XXS || type == DS4_IQ2_XS;
     return layout == DS4_LAYOUT_X8 ? ds4_x8_exists(type) : type_of(layout) == type;
+}
+
+/* Of a layout in which rows follow each other. */
+static int64_t bytes_of_block(uint32_t type, uint32_t layout) {
+    return layout == DS4_LAYOUT_IQ2_PLANES ? ds4_plane_bytes(type) : ds4_block_bytes(type);
 }
 
 int64_t ds4_row_granule(uint32_t type, uint32_t layout) {
@@ -28,7 +35,7 @@ int64_t ds4_layout_bytes(uint32_t type, uint32_t layout, int64_t rows, int64_t c
         rows % ds4_row_granule(type, layout))
         return 0;
     int64_t n = rows * (cols / quant->block_weights);
-    if (!ds4_is_aligned(layout)) return n * quant->block_bytes;
+    if (!ds4_is_aligned(layout)) return n * bytes_of_block(type, layout);
     int64_t extra;
     return ds4_codes_offset(layout, n, &extra) + 64 * n;
 }
@@ -41,7 +48,7 @@ ds4_weight ds4_weight_rows(const ds4_weight *w, int64_t first, int64_t rows) {
         part.first += first;
     } else {
         part.data = (const char *)w->data + first * (w->cols / ds4_block_weights(w->type)) *
-                                                ds4_block_bytes(w->type);
+                                                bytes_of_block(w->type, w->layout);
     }
     return part;
 }
@@ -78,6 +85,8 @@ const uint8_t *ds4_weight_block(const ds4_weight *w, const ds4_quant *quant, int
         int64_t group = r / DS4_X8_ROWS * blocks + b;
         ds4_x8_block(w->type, data + group * DS4_X8_ROWS * quant->block_bytes,
                      (int)(r % DS4_X8_ROWS), raw);
+    } else if (w->layout == DS4_LAYOUT_IQ2_PLANES) {
+        ds4_planes_to_raw(w->type, data + (r * blocks + b) * ds4_plane_bytes(w->type), raw);
     } else {
         ds4_aligned_block(w, r, b, raw);
     }

@@ -16,7 +16,9 @@ typedef struct {
     const uint8_t *codes;  /* 64 bytes; Q2_K: 128 of a pair */
 } ds4_sections;
 
-DS4_INLINE int ds4_is_aligned(uint32_t layout) { return layout > DS4_LAYOUT_X8; }
+DS4_INLINE int ds4_is_aligned(uint32_t layout) {
+    return layout > DS4_LAYOUT_X8 && layout != DS4_LAYOUT_IQ2_PLANES;
+}
 
 /* Offset of the section of codes in a tensor of n blocks; *extra: of the one before. */
 DS4_INLINE int64_t ds4_codes_offset(uint32_t layout, int64_t n, int64_t *extra) {

@@ -25,16 +25,17 @@ typedef enum {
     DS4_ISA_AMX = 4,
     DS4_ISAS
 } ds4_isa;
-/* docs/layouts.md; those above X8 have the numbers of the published artifacts. */
+/* docs/layouts.md; 4 to 8 have the numbers of the published artifacts. */
 typedef enum {
     DS4_LAYOUT_RAW = 0,
     DS4_LAYOUT_X8 = 1,
     DS4_LAYOUT_IQ2_XXS_ALIGNED = 4,
     DS4_LAYOUT_Q2_K_ALIGNED = 6,
-    DS4_LAYOUT_IQ2_XS_ALIGNED = 8
+    DS4_LAYOUT_IQ2_XS_ALIGNED = 8,
+    DS4_LAYOUT_IQ2_PLANES = 9
 } ds4_layout;
 
-/* rows = outputs (GGUF dims[1]), cols = inputs (GGUF dims[0]). RAW and X8: `data` is the first row. Aligned
+/* rows = outputs (GGUF dims[1]), cols = inputs (GGUF dims[0]). RAW, X8 and planes: `data` is the first row. Aligned
  * layouts, whose rows have no address: `data` is the tensor of `all` rows (0: this is all of it), of which
  * these are [first, first + rows). */
 typedef struct {
@@ -106,5 +107,10 @@ DS4_EXPORT int ds4_pack_rows(uint32_t type, const void *src, void *dst, int64_t 
                              int64_t cols);
 DS4_EXPORT int ds4_unpack_rows(uint32_t type, const void *src, void *dst, int64_t row0,
                                int64_t row1, int64_t cols);
+
+/* Raw rows of IQ2_XXS or IQ2_XS as planes, and the inverse. Rows follow each other in both. 0 or -1. */
+DS4_EXPORT int ds4_planes_pack(uint32_t type, const void *src, void *dst, int64_t rows, int64_t cols);
+DS4_EXPORT int ds4_planes_unpack(uint32_t type, const void *src, void *dst, int64_t rows,
+                                 int64_t cols);
 
 #endif

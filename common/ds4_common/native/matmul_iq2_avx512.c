@@ -1,4 +1,4 @@
-/* IQ2_XXS and IQ2_XS, raw and aligned, AVX-512: code books looked up by byte permutes, not by gathers.
+/* IQ2_XXS and IQ2_XS, raw, aligned and planes, AVX-512: code books looked up by byte permutes, not by gathers.
  *
  * Two blocks are 64 entries of eight weights. A byte of a book of thirds holds three weights of an entry, so
  * three look-ups for all 64 entries give their weights position by position: vector j has weight 8 g + j in
@@ -8,6 +8,7 @@
 #if defined(__AVX512F__)
 #include "aligned.h"
 #include "avx512.h"
+#include "planes.h"
 #include "super_unpack_avx2.h"
 
 #define PAIR 512     /* weights of two blocks */
@@ -58,6 +59,12 @@ DS4_INLINE __m512i of_256(const __m512i *table, __m512i index, __mmask64 upper) 
     return _mm512_mask_blend_epi8(upper, of_128(table, index), of_128(table + 2, index));
 }
 
+/* One of 512; `ninth`: which are among the upper 256. */
+DS4_INLINE __m512i of_512(const __m512i *table, __m512i index, __mmask64 upper, __mmask64 ninth) {
+    return _mm512_mask_blend_epi8(ninth, of_256(table, index, upper),
+                                  of_256(table + 4, index, upper));
+}
+
 /* ---- two blocks of a row --------------------------------------------------------------------- */
 
 /* From the row's first block on. */
@@ -66,11 +73,16 @@ typedef struct {
 } iq2_row;
 
 DS4_INLINE int step_of(uint32_t type, uint32_t layout, int aligned) {
+    if (layout == DS4_LAYOUT_IQ2_PLANES) return ds4_plane_bytes(type);
     return layout == DS4_LAYOUT_RAW ? super_bytes(type) : aligned;
 }
 
 DS4_INLINE iq2_row row_of(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r) {
     const int64_t i = r * (w->cols / DS4_SUPER);
+    if (layout == DS4_LAYOUT_IQ2_PLANES) {
+        const uint8_t *row = (const uint8_t *)w->data + i * ds4_plane_bytes(type);
+        return (iq2_row){row, row, row};
+    }
     if (layout == DS4_LAYOUT_RAW) {
         const uint8_t *row = (const uint8_t *)w->data + i * super_bytes(type);
         return (iq2_row){row + 2, row + 66, row};
@@ -96,26 +108,61 @@ DS4_INLINE void split_xxs(const code_book *book, __m512i c0, __m512i c1, iq2_pai
     p->scale = _mm512_or_si512(_mm512_srli_epi32(tails, 27), _mm512_set1_epi32(1));
 }
 
+DS4_INLINE __m512i scales_of_nibbles(__m128i bytes) {
+    __m512i v = _mm512_cvtepu8_epi32(bytes);
+    v = _mm512_or_si512(_mm512_and_si512(v, _mm512_set1_epi32(0x0f)),
+                        _mm512_slli_epi32(_mm512_and_si512(v, _mm512_set1_epi32(0xf0)), 12));
+    return _mm512_or_si512(_mm512_add_epi32(v, v), _mm512_set1_epi32(0x00010001));
+}
+
 DS4_INLINE void split_xs(const code_book *book, __m512i c0, __m512i c1, __m128i scales, iq2_pair *p) {
     const __m512i low_bytes = _mm512_add_epi8(counting(), counting());
     __m512i index = _mm512_permutex2var_epi8(c0, low_bytes, c1);
     __m512i high = _mm512_permutex2var_epi8(c0, _mm512_or_si512(low_bytes, _mm512_set1_epi8(1)), c1);
     __mmask64 upper = _mm512_movepi8_mask(index);
     __mmask64 ninth = _mm512_test_epi8_mask(high, _mm512_set1_epi8(1));
-    for (int t = 0; t < 3; t++)
-        p->thirds[t] = _mm512_mask_blend_epi8(ninth, of_256(book->thirds[t], index, upper),
-                                              of_256(book->thirds[t] + 4, index, upper));
+    for (int t = 0; t < 3; t++) p->thirds[t] = of_512(book->thirds[t], index, upper, ninth);
     p->signs = of_128(book->signs, _mm512_srli_epi16(high, 1));
-    __m512i nibbles = _mm512_cvtepu8_epi32(scales);
-    nibbles = _mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi32(0x0f)),
-                              _mm512_slli_epi32(_mm512_and_si512(nibbles, _mm512_set1_epi32(0xf0)), 12));
-    p->scale = _mm512_or_si512(_mm512_add_epi32(nibbles, nibbles), _mm512_set1_epi32(0x00010001));
+    p->scale = scales_of_nibbles(scales);
+}
+
+/* 32 bytes of each of two blocks; without the second one zeros. */
+DS4_INLINE __m512i of_both(const uint8_t *a, const uint8_t *b, int second) {
+    return second ? two_groups(a, b) : _mm512_zextsi256_si512(load32(a));
+}
+
+DS4_INLINE __m128i scales_of_both(const uint8_t *a, const uint8_t *b, int second) {
+    __m128i s0 = _mm_loadl_epi64((const __m128i *)(const void *)a), s1 = _mm_setzero_si128();
+    if (second) s1 = _mm_loadl_epi64((const __m128i *)(const void *)b);
+    return _mm_unpacklo_epi64(s0, s1);
+}
+
+DS4_INLINE void split_planes(uint32_t type, const code_book *book, const uint8_t *a, int second,
+                             iq2_pair *p) {
+    const ds4_planes v = ds4_planes_of(type, a);
+    const ds4_planes w = ds4_planes_of(type, second ? a + ds4_plane_bytes(type) : a);
+    __m512i index = of_both(v.index, w.index, second);
+    __mmask64 upper = _mm512_movepi8_mask(index), ninth = v.ninth;
+    __m128i scales = scales_of_both(v.scales, w.scales, second);
+    p->signs = of_both(v.signs, w.signs, second);
+    if (type == DS4_IQ2_XXS) {
+        for (int t = 0; t < 3; t++) p->thirds[t] = of_256(book->thirds[t], index, upper);
+        p->scale = _mm512_cvtepu8_epi32(scales);
+        return;
+    }
+    if (second) ninth |= (__mmask64)w.ninth << 32;
+    for (int t = 0; t < 3; t++) p->thirds[t] = of_512(book->thirds[t], index, upper, ninth);
+    p->scale = scales_of_nibbles(scales);
 }
 
 /* Blocks b and, if there is one, b + 1: `second`. */
 DS4_INLINE void load_pair(uint32_t type, uint32_t layout, const code_book *book, const iq2_row *row,
                           int64_t b, int second, iq2_pair *p) {
     const int step = step_of(type, layout, 64);
+    if (layout == DS4_LAYOUT_IQ2_PLANES) {
+        split_planes(type, book, row->codes + b * step, second, p);
+        return;
+    }
     __m512i c0 = load64(row->codes + b * step), c1 = _mm512_setzero_si512();
     if (second) c1 = load64(row->codes + (b + 1) * step);
     if (type == DS4_IQ2_XXS) {
@@ -123,11 +170,8 @@ DS4_INLINE void load_pair(uint32_t type, uint32_t layout, const code_book *book,
         return;
     }
     const int scale_step = step_of(type, layout, 8);
-    __m128i s0 = _mm_loadl_epi64((const __m128i *)(const void *)(row->scales + b * scale_step));
-    __m128i s1 = _mm_setzero_si128();
-    if (second)
-        s1 = _mm_loadl_epi64((const __m128i *)(const void *)(row->scales + (b + 1) * scale_step));
-    split_xs(book, c0, c1, _mm_unpacklo_epi64(s0, s1), p);
+    const uint8_t *scales = row->scales + b * scale_step;
+    split_xs(book, c0, c1, scales_of_both(scales, scales + scale_step, second), p);
 }
 
 /* Weights at position j of all entries, and where they are negative. */
@@ -368,9 +412,12 @@ KERNEL(xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
 KERNEL(xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
 KERNEL(xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)
 KERNEL(xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
+KERNEL(xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
+KERNEL(xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
 
 /* NULL for other types. */
 ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout) {
+    if (layout == DS4_LAYOUT_IQ2_PLANES) return type == DS4_IQ2_XXS ? xxs_planes : xs_planes;
     if (type == DS4_IQ2_XXS) return layout == DS4_LAYOUT_RAW ? xxs_raw : xxs_aligned;
     if (type == DS4_IQ2_XS) return layout == DS4_LAYOUT_RAW ? xs_raw : xs_aligned;
     return NULL;

@@ -37,6 +37,9 @@ DS4_INLINE void load_block(uint32_t type, uint32_t layout, const super_places *p
     case DS4_LAYOUT_IQ2_XS_ALIGNED:
         load_iq2_xs(at->scales + 2 * i, at->extra + 8 * i, at->codes + 64 * i, s);
         break;
+    case DS4_LAYOUT_IQ2_PLANES:
+        load_iq2_planes(type, p->raw + i * ds4_plane_bytes(type), s);
+        break;
     case DS4_LAYOUT_Q2_K_ALIGNED:
         load_q2_k_of_pair(at->scales + 8 * pair, at->extra + 32 * pair, at->codes + 128 * pair,
                           (int)(r & 1), s);
@@ -48,9 +51,11 @@ DS4_INLINE void load_block(uint32_t type, uint32_t layout, const super_places *p
 /* Codes that a row by row pass comes to soon. A pair's second row finds what the first one read. */
 DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
                                int64_t b) {
-    const int bytes = layout == DS4_LAYOUT_RAW ? super_bytes(type) : 64;
+    const int bytes = layout == DS4_LAYOUT_RAW          ? super_bytes(type)
+                      : layout == DS4_LAYOUT_IQ2_PLANES ? ds4_plane_bytes(type)
+                                                        : 64;
     int64_t i = r * p->blocks + b;
-    const uint8_t *codes = layout == DS4_LAYOUT_RAW ? p->raw + i * bytes : p->sections.codes + 64 * i;
+    const uint8_t *codes = (ds4_is_aligned(layout) ? p->sections.codes : p->raw) + i * bytes;
     for (int at = 0; at < bytes; at += 64)
         _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
 }
@@ -346,9 +351,13 @@ KERNEL(q6_k_x8, DS4_Q6_K, 1)
 KERNEL(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
 KERNEL(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
 KERNEL(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
+KERNEL(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
+KERNEL(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
 
 ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
     int x8 = layout == DS4_LAYOUT_X8;
+    if (layout == DS4_LAYOUT_IQ2_PLANES)
+        return type == DS4_IQ2_XXS ? iq2_xxs_planes : iq2_xs_planes;
     if (ds4_is_aligned(layout))
         return type == DS4_IQ2_XXS ? iq2_xxs_aligned
                : type == DS4_IQ2_XS ? iq2_xs_aligned

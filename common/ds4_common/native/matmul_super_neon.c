@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "neon.h"
+#include "planes.h"
 
 #define COLUMNS 8
 
@@ -120,6 +121,25 @@ DS4_INLINE void load_iq4_xs(const uint8_t *b, super_block *s) {
     s->d = neon_half(b);
 }
 
+/* 0xff where a bit is set: two bytes of them, one per entry of eight weights. */
+DS4_INLINE int8x16_t minus_of(const uint8_t *signs) { return spread_bits(signs, -1); }
+
+DS4_INLINE void load_iq2_planes(uint32_t type, const uint8_t *b, super_block *s) {
+    const ds4_planes p = ds4_planes_of(type, b);
+    const int wide = type == DS4_IQ2_XS;
+    const uint64_t *grid = wide ? ds4_iq2xs_grid : ds4_iq2xxs_grid;
+    for (int i = 0; i < 16; i++) {
+        uint32_t g0 = p.index[2 * i], g1 = p.index[2 * i + 1];
+        if (wide) g0 |= (p.ninth >> (2 * i) & 1) << 8, g1 |= (p.ninth >> (2 * i + 1) & 1) << 8;
+        uint64x2_t two = vcombine_u64(vld1_u64(grid + g0), vld1_u64(grid + g1));
+        int8x16_t minus = minus_of(p.signs + 2 * i);
+        s->w[i] = vsubq_s8(veorq_s8(vreinterpretq_s8_u64(two), minus), minus);
+        s->sc[i] = wide ? (int16_t)(2 * (p.scales[i / 2] >> (4 * (i & 1)) & 15) + 1)
+                        : p.scales[i / 2];
+    }
+    s->d = 0.125f * neon_half(p.d);
+}
+
 /* Any type, by its scalar unpacker. */
 DS4_INLINE void load_any(ds4_unpack_fn unpack, const uint8_t *b, super_block *s) {
     ds4_unpacked u;
@@ -163,16 +183,28 @@ DS4_INLINE float add_block(uint32_t type, const super_block *s, ds4_act256 x, in
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
+DS4_INLINE void load_block(uint32_t type, const ds4_quant *quant, const ds4_weight *w, int64_t r,
+                           int64_t b, super_block *s) {
+    uint8_t raw[DS4_BLOCK_BYTES_MAX]; /* aligned layouts: put together, in the first-level cache */
+    if (w->layout == DS4_LAYOUT_IQ2_PLANES) {
+        int64_t i = r * (w->cols / DS4_SUPER) + b;
+        const uint8_t *planes = (const uint8_t *)w->data + i * ds4_plane_bytes(w->type);
+        __builtin_prefetch(planes + 1024);
+        load_iq2_planes(w->type, planes, s);
+        return;
+    }
+    const uint8_t *block = ds4_weight_block(w, quant, r, b, raw);
+    if (w->layout == DS4_LAYOUT_RAW) __builtin_prefetch(block + 1024);
+    load_super(type, quant->unpack, block, s);
+}
+
 DS4_INLINE void one_row(uint32_t type, const ds4_quant *quant, const ds4_weight *w, int64_t r,
                         const char *acts, size_t act_stride, int columns, float *y, int64_t ldy) {
     const int64_t blocks = w->cols / DS4_SUPER;
     float acc[COLUMNS] = {0};
     for (int64_t b = 0; b < blocks; b++) {
         super_block s;
-        uint8_t raw[DS4_BLOCK_BYTES_MAX]; /* aligned layouts: put together, in the first-level cache */
-        const uint8_t *block = ds4_weight_block(w, quant, r, b, raw);
-        if (w->layout == DS4_LAYOUT_RAW) __builtin_prefetch(block + 1024);
-        load_super(type, quant->unpack, block, &s);
+        load_block(type, quant, w, r, b, &s);
         for (int c = 0; c < columns; c++) {
             ds4_act256 x = ds4_act256_view(acts + (size_t)c * act_stride, DS4_SUPER * blocks);
             acc[c] = add_block(type, &s, x, b, acc[c]);

@@ -9,6 +9,7 @@
 #define DS4_SUPER_UNPACK_AVX2_H
 
 #include "avx2.h"
+#include "planes.h"
 
 typedef struct {
     __m256i q[8];   /* weights 32 i .. 32 i + 31 */
@@ -280,6 +281,31 @@ DS4_INLINE void load_iq2_xs(const uint8_t *d, const uint8_t *scales, const uint8
         s->q[i] = apply_signs(gather4(ds4_iq2xs_grid, j[0], j[1], j[2], j[3]), signs + 4 * i, 43);
     }
     finish_odd(nibble_scales(scales), 43, 0.125f * half_at(d), s);
+}
+
+/* Entry number g of 32, of IQ2_XS with its ninth bit. */
+DS4_INLINE uint32_t plane_index(uint32_t type, const ds4_planes *p, int g) {
+    if (type == DS4_IQ2_XXS) return p->index[g];
+    return p->index[g] | (p->ninth >> g & 1) << 8;
+}
+
+DS4_INLINE void load_iq2_planes(uint32_t type, const uint8_t *b, super_block *s) {
+    const ds4_planes p = ds4_planes_of(type, b);
+    const uint64_t *grid = type == DS4_IQ2_XXS ? ds4_iq2xxs_grid : ds4_iq2xs_grid;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        __m256i four = gather4(grid, plane_index(type, &p, 4 * i), plane_index(type, &p, 4 * i + 1),
+                               plane_index(type, &p, 4 * i + 2), plane_index(type, &p, 4 * i + 3));
+        s->q[i] = apply_signs(four, p.signs + 4 * i, 43);
+    }
+    if (type == DS4_IQ2_XS) {
+        finish_odd(nibble_scales(p.scales), 43, 0.125f * half_at(p.d), s);
+        return;
+    }
+    s->sc = spread_eight(_mm_loadl_epi64((const __m128i *)p.scales));
+    s->mn = _mm256_mullo_epi16(s->sc, _mm256_set1_epi16(-43));
+    s->d = 0.125f * half_at(p.d);
+    s->m = 0.0f;
 }
 
 DS4_INLINE void load_iq2_s(const uint8_t *b, super_block *s) {

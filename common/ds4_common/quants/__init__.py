@@ -8,12 +8,13 @@ is C; nothing here imports numpy.
 from __future__ import annotations
 
 import ctypes
+import math
 from array import array
 
 from ds4_common.allocation import Layout
 from ds4_common.errors import UnsupportedModel
 from ds4_common.native.buffers import Buffer, pinned
-from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW
+from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW, PLANES_TO_RAW
 from ds4_common.quants.native import Isa, QuantType, Weight, best_isa, library
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "dequantize_rows",
     "layout_bytes",
     "pack",
+    "pack_planes",
     "tensor_bytes",
     "unpack",
+    "unpack_planes",
 ]
 
 PACKED_ROWS = 8  # that the X8 layout interleaves
@@ -95,29 +98,92 @@ def layout_bytes(ggml_type: int, layout: Layout, rows: int, cols: int) -> int:
     return n_bytes
 
 
+def _measured(table: dict[str, dict[str, float]], quant: QuantType) -> float:
+    """How much faster than raw blocks on this CPU; 0 where nothing was measured."""
+    return table.get(best_isa().name, {}).get(quant.name, 0.0)
+
+
+def _packed_gain(quant: QuantType) -> float:
+    """The same of X8; with AMX a type without a figure has that with AVX512."""
+    found = _measured(PACKED_TO_RAW, quant)
+    if not found and best_isa() == Isa.AMX:
+        return PACKED_TO_RAW.get(Isa.AVX512.name, {}).get(quant.name, 0.0)
+    return found
+
+
+def _planes_gain(quant: QuantType) -> float:
+    """How much faster planes are than raw blocks, less what they are larger: out of the cache the
+    tables are measured, from memory every byte counts."""
+    measured, cols = _measured(PLANES_TO_RAW, quant), block_weights(quant)
+    if not measured:
+        return 0.0
+    raw_bytes = tensor_bytes(quant, 1, cols)
+    return measured * raw_bytes / layout_bytes(quant, Layout.IQ2_PLANES, 1, cols)
+
+
 def cpu_layout(ggml_type: int, rows: int, cols: int) -> Layout:
-    """The layout in which the kernels of this CPU run the tensor fastest: X8 where it measured
-    faster (measured.py) and the shape allows it, else RAW. A type not measured with AMX goes by
-    its figure with AVX512, whose kernels run there up to a dozen columns. Where nothing is measured
-    - NEON has vector kernels for just these types - X8 for the types in blocks of 32. Every
-    instruction set can run every layout."""
-    quant, isa = _known(ggml_type), best_isa()
-    ratios = PACKED_TO_RAW.get(isa.name)
-    if isa == Isa.AMX:
-        ratios = PACKED_TO_RAW.get(Isa.AVX512.name, {}) | (ratios or {})
-    faster = quant in _LEGACY if ratios is None else ratios.get(quant.name, 0.0) > 1.0
-    if faster and library().ds4_pack_possible(quant, rows, cols):
+    """The layout in which the kernels of this CPU run the tensor fastest: X8 or planes where they
+    measured faster than raw blocks (measured.py) and the shape allows it, else RAW. Planes must
+    gain more than the memory that they cost. A type not measured with AMX goes by its figure with
+    AVX512, whose kernels run there up to a dozen columns. Where nothing is measured - NEON has
+    vector kernels for just these types - X8 for the types in blocks of 32. Every instruction set
+    can run every layout."""
+    quant = _known(ggml_type)
+    packed, planes = _packed_gain(quant), _planes_gain(quant)
+    if best_isa().name not in PACKED_TO_RAW and quant in _LEGACY:
+        packed = math.inf
+    if planes > max(1.0, packed) and library().ds4_layout_bytes(
+        quant, Layout.IQ2_PLANES, rows, cols
+    ):
+        return Layout.IQ2_PLANES
+    if packed > 1.0 and library().ds4_pack_possible(quant, rows, cols):
         return Layout.X8
     return Layout.RAW
 
 
 def aligned_is_fastest(ggml_type: int) -> bool:
     """Whether the kernels of this CPU run experts of that type faster from the published aligned
-    artifact than from raw blocks and than packed (measured.py). False where nothing is measured:
-    who wants to share artifacts with a GPU asks for them (`--cpu-layout aligned`)."""
-    name, isa = _known(ggml_type).name, best_isa().name
-    aligned = ALIGNED_TO_RAW.get(isa, {}).get(name, 0.0)
-    return aligned > max(1.0, PACKED_TO_RAW.get(isa, {}).get(name, 0.0))
+    artifact than from raw blocks, packed or as planes (measured.py). False where nothing is
+    measured: who wants the artifacts asks for them (`--cpu-layout aligned`, or raw)."""
+    quant = _known(ggml_type)
+    others = _packed_gain(quant), _planes_gain(quant)
+    return _measured(ALIGNED_TO_RAW, quant) > max(1.0, *others)
+
+
+def _planes(
+    function: str, ggml_type: int, source: Buffer, target: bytearray | memoryview, rows: int,
+    cols: int,
+) -> None:  # fmt: skip
+    quant = _known(ggml_type)
+    raw, planes = (
+        tensor_bytes(quant, rows, cols),
+        layout_bytes(quant, Layout.IQ2_PLANES, rows, cols),
+    )
+    expected = (raw, planes) if function == "ds4_planes_pack" else (planes, raw)
+    if (memoryview(source).nbytes, memoryview(target).nbytes) != expected:
+        raise ValueError(
+            f"{quant.name} {rows} x {cols}: got {memoryview(source).nbytes} and "
+            f"{memoryview(target).nbytes} bytes, expected {expected[0]} and {expected[1]}"
+        )
+    with pinned(source) as start, pinned(target, writable=True) as end:
+        getattr(library(), function)(quant, start, end, rows, cols)
+
+
+def pack_planes(
+    ggml_type: int, raw: Buffer, planes: bytearray | memoryview, rows: int, cols: int
+) -> None:
+    """Writes rows of raw GGUF blocks in the planes layout; rows follow each other in both.
+
+    Raises ValueError for a type or shape without that layout and for buffers of other sizes.
+    """
+    _planes("ds4_planes_pack", ggml_type, raw, planes, rows, cols)
+
+
+def unpack_planes(
+    ggml_type: int, planes: Buffer, raw: bytearray | memoryview, rows: int, cols: int
+) -> None:
+    """Inverse of `pack_planes`."""
+    _planes("ds4_planes_unpack", ggml_type, planes, raw, rows, cols)
 
 
 def _check_rows(

@@ -1,5 +1,5 @@
 """How much faster than raw blocks a type runs in other layouts, by instruction set:
-packed (X8) and the published aligned artifacts.
+packed (X8), the published aligned artifacts, and planes.
 
 Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants`.
 """
@@ -45,12 +45,23 @@ PACKED_TO_RAW: dict[str, dict[str, float]] = {
 ALIGNED_TO_RAW: dict[str, dict[str, float]] = {
     "AVX2": {
         "Q2_K": 1.01,
-        "IQ2_XXS": 1.09,
-        "IQ2_XS": 1.17,
+        "IQ2_XXS": 1.07,
+        "IQ2_XS": 1.10,
     },
     "AVX512": {
         "Q2_K": 1.07,
-        "IQ2_XXS": 1.01,
-        "IQ2_XS": 1.03,
+        "IQ2_XXS": 1.03,
+        "IQ2_XS": 1.02,
+    },
+}
+
+PLANES_TO_RAW: dict[str, dict[str, float]] = {
+    "AVX2": {
+        "IQ2_XXS": 1.14,
+        "IQ2_XS": 1.23,
+    },
+    "AVX512": {
+        "IQ2_XXS": 1.09,
+        "IQ2_XS": 1.07,
     },
 }

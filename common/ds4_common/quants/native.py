@@ -98,6 +98,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "ds4_block_weights": (_I64, (_U32,)),
     "ds4_pack_possible": (_INT, (_U32, _I64, _I64)),
     "ds4_pack_rows": (_INT, (_U32, _PTR, _PTR, _I64, _I64, _I64)),
+    "ds4_planes_pack": (_INT, (_U32, _PTR, _PTR, _I64, _I64)),
+    "ds4_planes_unpack": (_INT, (_U32, _PTR, _PTR, _I64, _I64)),
     "ds4_unpack_rows": (_INT, (_U32, _PTR, _PTR, _I64, _I64, _I64)),
 }
 

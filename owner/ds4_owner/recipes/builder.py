@@ -28,6 +28,7 @@ PROGRAM = "step"  # one program serves prefill, decode and any mixture of both
 PAGE_TOKENS = 64  # where the recipe says nothing else
 _VECTOR_TYPES = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 _LISTED = 8  # names shown in an error
+_BY_ROWS = (Layout.RAW, Layout.X8, Layout.IQ2_PLANES)  # layouts in which rows follow each other
 
 
 class TextProgram:
@@ -84,7 +85,7 @@ class TextProgram:
         if place is None:
             return name
         granule = PACKED_ROWS if place.layout == Layout.X8 else 1
-        if place.layout not in (Layout.RAW, Layout.X8) or first % granule or count % granule:
+        if place.layout not in _BY_ROWS or first % granule or count % granule:
             self._problems.append(
                 f"{name}: rows {first} to {first + count} cannot be cut out of layout "
                 f"{Layout(place.layout).name}"

@@ -22,6 +22,7 @@ from ds4_worker.bench import (
     attach,
     compare,
     death,
+    experts,
     flags,
     gpu,
     kernels,
@@ -241,6 +242,13 @@ def run_compare(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def run_experts(options: argparse.Namespace) -> list[Row]:
+    return experts.run(
+        options.shape, options.types, _model(options), _threads(options), options.steps,
+        options.runs,
+    )  # fmt: skip
+
+
 def run_kernels(options: argparse.Namespace) -> list[Row]:
     rows = []
     for kernel in kernels.run(_threads(options)):
@@ -288,6 +296,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[argparse.Namespace], list[Row]], str]] =
     "serve": (run_serve, "what HTTP and streaming cost, against the engine alone"),
     "speculate": (run_speculate, "tokens/s with drafts and without, where they help and not"),
     "compare": (run_compare, "decode, prompts and streams by type, beside another engine"),
+    "experts": (run_experts, "decode with two-bit experts raw, aligned, packed and as planes"),
     "layouts": (
         layouts.run,
         "other layouts against raw by type and instruction set; --out: the tables",

@@ -77,12 +77,15 @@ def build_parser(measurements: Mapping[str, str]) -> argparse.ArgumentParser:
         help="decode: another OpenAI-compatible server for the same requests; {port} is replaced",
     )
     parser.add_argument(
-        "--shape", choices=synthetic.SHAPES, default="moe-30b", help="write, large (%(default)s)"
+        "--shape",
+        choices=synthetic.SHAPES,
+        default="moe-30b",
+        help="write, large, experts (%(default)s)",
     )
     parser.add_argument(
         "--types",
         default="Q8_0,IQ2_XXS,Q2_K",
-        help="write, large: of matrices, of experts' gate and up, and down (%(default)s)",
+        help="write, large, experts: of matrices, of experts' gate and up, and down (%(default)s)",
     )
     parser.add_argument("--out", help="write, layouts: the file to make")
     parser.add_argument("--only", help="layouts: these types; the others keep their figures")

@@ -14,25 +14,32 @@ from pathlib import Path
 
 from ds4_common.allocation import Layout
 from ds4_common.quants import ALIGNED_LAYOUTS, QuantType
-from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW
+from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW, PLANES_TO_RAW
 from ds4_common.quants.native import Isa, library
 from ds4_worker.bench import kernels
 from ds4_worker.bench.report import Row, summarise
 
 COLUMNS = (1, 8, 256)
+_NAMES = {Layout.X8: "packed", Layout.IQ2_PLANES: "planes"}
 Table = dict[str, dict[str, float]]  # instruction set -> type -> ratio
 HEAD = '''"""How much faster than raw blocks a type runs in other layouts, by instruction set:
-packed (X8) and the published aligned artifacts.
+packed (X8), the published aligned artifacts, and planes.
 
 Written by `ds4-bench layouts --out` this file; not by hand. Read by `ds4_common.quants`.
 """
 '''
-TABLES: dict[str, Table] = {"PACKED_TO_RAW": PACKED_TO_RAW, "ALIGNED_TO_RAW": ALIGNED_TO_RAW}
+TABLES: dict[str, Table] = {
+    "PACKED_TO_RAW": PACKED_TO_RAW,
+    "ALIGNED_TO_RAW": ALIGNED_TO_RAW,
+    "PLANES_TO_RAW": PLANES_TO_RAW,
+}
 
 
 def _layout(table: str, quant: QuantType) -> Layout:
     """The layout of a type that a table is about; RAW where it has none."""
-    return Layout.X8 if table == "PACKED_TO_RAW" else ALIGNED_LAYOUTS.get(quant, Layout.RAW)
+    if table == "ALIGNED_TO_RAW":
+        return ALIGNED_LAYOUTS.get(quant, Layout.RAW)
+    return Layout.X8 if table == "PACKED_TO_RAW" else Layout.IQ2_PLANES
 
 
 def _rows(quant: QuantType, layout: Layout, isa: Isa, rounds: int) -> list[Row]:
@@ -43,8 +50,7 @@ def _rows(quant: QuantType, layout: Layout, isa: Isa, rounds: int) -> list[Row]:
             2e-9 * columns * kernels.cpu_rate(quant, each, columns, isa, rounds)
             for each in (Layout.RAW, layout)
         )
-        what = "packed" if layout is Layout.X8 else "aligned"
-        name = f"{isa.name} {quant.name} {what}, {columns} columns"
+        name = f"{isa.name} {quant.name} {_NAMES.get(layout, 'aligned')}, {columns} columns"
         rows.append(summarise(name, "GOP/CPU-s", [other], reference=raw, reference_name="raw"))
     return rows
 
