@@ -67,25 +67,18 @@ DS4_INLINE void prefetch_group(const uint8_t *group, int bytes) {
         _mm_prefetch((const char *)group + DS4_PREFETCH_AHEAD + i, _MM_HINT_T0);
 }
 
-/* `groups` groups of eight rows against one column. */
-DS4_INLINE void x8_gemv(uint32_t type, int groups, const uint8_t *data, int64_t blocks,
-                        const void *act, float *y) {
+/* Eight interleaved rows against one column: one run of memory. */
+DS4_INLINE __m256 x8_gemv(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
     const int bytes = DS4_X8_ROWS * block_bytes_of(type);
     ds4_act32 x = ds4_act32_view(act, 32 * blocks);
-    __m256 acc[4];
-    group_stream next = stream_ahead(data, groups, blocks, bytes);
-    for (int g = 0; g < groups; g++) acc[g] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < blocks; b++) {
-        ask_ahead(&next, groups, blocks, bytes);
-#pragma GCC unroll 4
-        for (int g = 0; g < groups; g++) {
-            const uint8_t *group = data + (g * blocks + b) * bytes;
-            __m256i isum = x8_dot(type, group, x.q + 32 * b);
-            __m256 m = has_min(type) ? load_half8(group + 16) : _mm256_setzero_ps();
-            acc[g] = finish_block(type, isum, load_half8(group), m, x, b, acc[g]);
-        }
+    __m256 acc = _mm256_setzero_ps();
+    for (int64_t b = 0; b < blocks; b++, group += bytes) {
+        if (b % 8 == 0) open_page_ahead(group);
+        __m256i isum = x8_dot(type, group, x.q + 32 * b);
+        __m256 m = has_min(type) ? load_half8(group + 16) : _mm256_setzero_ps();
+        acc = finish_block(type, isum, load_half8(group), m, x, b, acc);
     }
-    for (int g = 0; g < groups; g++) _mm256_storeu_ps(y + 8 * g, acc[g]);
+    return acc;
 }
 
 /* ---- raw blocks ------------------------------------------------------------------------------ */
@@ -232,8 +225,8 @@ DS4_INLINE void rectangle_gemv(uint32_t type, int x8, const ds4_weight *w, int64
     int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks), r = row0;
     if (x8) {
         const uint8_t *data = w->data;
-        for (; r + 16 <= row1; r += 16) x8_gemv(type, 2, data + r * row_bytes, blocks, act, y + r);
-        if (r < row1) x8_gemv(type, 1, data + r * row_bytes, blocks, act, y + r);
+        for (; r < row1; r += 8)
+            _mm256_storeu_ps(y + r, x8_gemv(type, data + r * row_bytes, blocks, act));
         return;
     }
     for (; r < row1; r += 8) {
