@@ -16,6 +16,7 @@ import pytest
 
 from ds4_common import client
 from ds4_common.gguf import GgmlType
+from ds4_owner.progress import size
 from ds4_owner.replace import processes
 from ds4_worker.executor.api import ExecutorConfig
 from helpers import cuda_stand_in, replacing, stack
@@ -163,6 +164,21 @@ def test_a_replacement_that_cannot_ask_the_old_device_stops_nothing(
     assert seen.returncode == 45, seen.stdout
     assert "not among the devices here" in seen.stdout
     assert served_by(run / "w")[0] == owner.process.pid
+
+
+def test_a_device_too_full_for_a_context_of_the_replacement_counts_as_full(
+    discrete: Device, models: Models, run: Path
+) -> None:
+    """Weights and caches may take all of it: what the old owner gives back is there for sure."""
+    owner = discrete.owner(models.paths["a"], run, "--reserve-gb", "0")
+    full = discrete.environment(fault="ds4_owner.cli/cuDevicePrimaryCtxRetain:1:2")
+    seen = tool("preflight", str(models.paths["b"]), "--manifest", str(run / "w"), run=run, **full)
+    assert seen.returncode == 0, seen.stdout
+    held = size(discrete.used_bytes())
+    assert f"has {held}: free device memory, with {held} that the old owner" in seen.stdout
+    seen = replace(run, str(models.paths["b"]), **full)
+    assert seen.returncode == 0, seen.stdout
+    assert owner.wait() == 0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from ds4_owner import budget
 from ds4_owner.backends.shm import SHM_FOLDER
 from ds4_owner.config import OwnerConfig
 from ds4_owner.progress import PREFIX, size
-from ds4_owner.replace import decisions
+from ds4_owner.replace import decisions, machine
 from ds4_owner.replace.plan import Plan
 
 OWNER_COMMAND = (sys.executable, "-m", "ds4_owner.cli")
@@ -96,13 +96,12 @@ def _refusal(needs: Sequence[budget.Need], reserve: int, memory: budget.Memory, 
 def _on_device(
     plan: Plan, config: OwnerConfig, needs: list[budget.Need], *, returned: bool
 ) -> Forecast:
-    """The same for device memory. This process makes a context to ask for it, and ends."""
-    from ds4_common.cuda.device import Context, probe
+    """The same for device memory."""
+    from ds4_common.cuda.device import probe
     from ds4_owner import device_budget
 
     device = probe(config.device)
-    with Context(device) as context:
-        memory = device_budget.read_device(device, context.memory_info)
+    memory = device_budget.read_device(device, lambda: machine.device_free(device))
     old = plan.owner if returned else None
     gift = 0
     if old is not None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ds4_common.errors import CudaOutOfMemory
 from ds4_owner.progress import size
 from ds4_owner.replace import processes
+
+if TYPE_CHECKING:
+    from ds4_common.cuda.device import Device
 
 SHOWN_BYTES = 256 << 20  # smaller processes that nobody marked are left out of the list
 MAX_ROWS = 24
@@ -80,17 +83,16 @@ def _pressure(root: str) -> float | None:
     return float(found[1]) if found else None
 
 
-@contextmanager
-def device_memory(uuid: str) -> Iterator[Callable[[], int]]:
-    """Free bytes of a device, as its driver counts; of no device (""): 0. Has a context meanwhile,
-    because the driver answers nobody else. Raises CudaError's kinds."""
-    if not uuid:
-        yield lambda: 0
-        return
-    from ds4_common.cuda.device import Context, find
+def device_free(device: Device) -> tuple[int, int]:
+    """(free, total) bytes as the device's driver counts. It answers only in a context, which needs
+    memory itself: a device too full for one has nothing free. Raises CudaError's kinds."""
+    from ds4_common.cuda.device import Context
 
-    with Context(find(uuid)) as context:
-        yield lambda: context.memory_info()[0]
+    try:
+        with Context(device) as context:
+            return context.memory_info()
+    except CudaOutOfMemory:
+        return 0, device.total_bytes
 
 
 def gpu_processes() -> tuple[dict[int, int], str]:

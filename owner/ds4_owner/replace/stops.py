@@ -121,15 +121,10 @@ def stop_owner(context: Context) -> dict[str, Any]:
     if owner is None:
         context.tell("there was no owner")
         return {}
-    with machine.device_memory(owner.device_uuid) as device:
-        return _stop_owner(context, owner, device)
-
-
-def _stop_owner(context: Context, owner: Owner, device: Callable[[], int]) -> dict[str, Any]:
     plan, settings = context.plan, context.plan.settings
     before = context.journal.facts("saw", "stop-owner")
     if before is None:  # the first attempt: later ones may find it gone, and the memory back
-        seen = msgspec.to_builtins(machine.read_machine()) | {"device_free": device()}
+        seen = msgspec.to_builtins(machine.read_machine()) | {"device_free": _device_free(owner)}
         context.journal.write("saw", "stop-owner", **seen)
         before = seen
     context.tell(f"SIGTERM to owner pid {owner.identity.pid}, {size(owner.allocated_bytes)} shared")
@@ -141,7 +136,7 @@ def _stop_owner(context: Context, owner: Owner, device: Callable[[], int]) -> di
     now = _await_memory(context, owner, msgspec.convert(before, Machine))
     context.tell(f"gone, and its memory is back: {now}")
     if owner.device_bytes and not owner.integrated:
-        _await_device(context, owner, int(before.get("device_free", 0)), device)
+        _await_device(context, owner, int(before.get("device_free", 0)))
     return {"machine": msgspec.to_builtins(now)}
 
 
@@ -169,14 +164,24 @@ def _await_memory(context: Context, owner: Owner, before: Machine) -> Machine:
     return now
 
 
-def _await_device(context: Context, owner: Owner, before: int, device: Callable[[], int]) -> None:
+def _device_free(owner: Owner) -> int:
+    """Of the owner's device, when that has memory of its own; else 0."""
+    if not owner.device_uuid or owner.integrated:
+        return 0
+    from ds4_common.cuda.device import find
+
+    return machine.device_free(find(owner.device_uuid))[0]
+
+
+def _await_device(context: Context, owner: Owner, before: int) -> None:
     """Waits for memory of a device of its own. Nobody can say who holds what is missing, or whether
     another program took it meanwhile, so the deadline is no refusal: the budget has the last word,
     on what the driver says is free then."""
     give_up = time.monotonic() + context.plan.settings.memory_seconds
-    while (missing := decisions.device_missing(owner.device_bytes, before, device())) and (
-        time.monotonic() < give_up
-    ):
+    while True:
+        missing = decisions.device_missing(owner.device_bytes, before, _device_free(owner))
+        if not missing or time.monotonic() > give_up:
+            break
         time.sleep(POLL_SECONDS)
     if missing:
         context.tell(
