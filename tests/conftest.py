@@ -26,4 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(item.config.rootpath).as_posix()
         half = "device" if any(word in path for word in _DEVICE) else "host"
+        if " at 0x" in item.nodeid:  # another name in every process: the halves would not agree
+            raise pytest.UsageError(f"{item.nodeid}: an address in the name; give the case an id")
         item.add_marker(pytest.mark.xdist_group(half))

@@ -235,24 +235,43 @@ NO_END = ReasoningSpan(close=(220,), opened=True, ignore_eos=True)
 @pytest.mark.parametrize(
     ("fields", "ahead"),
     [
-        ({}, 9),
-        ({"pieces": True, "temperature": 0.0}, 9),
-        ({"eos_ids": frozenset({200})}, 9),
-        ({"reasoning": ReasoningSpan(close=(200,), opened=True)}, 9),
-        ({"logprobs": 0}, 0),
-        ({"presence_penalty": 0.5}, 0),
-        ({"logit_bias": ((3, 1.0),)}, 9),
-        ({"logit_bias": tuple((token, 1.0) for token in range(200, 209))}, 0),
-        ({"ignore_eos": True, "eos_ids": frozenset({200})}, 9),
-        ({"eos_ids": frozenset({200}), "reasoning": NO_END}, 0),
-        ({"eos_ids": frozenset({200}), "reasoning": replace(NO_END, close=(14,))}, 4),
-        ({"grammar": Stride()}, 0),
-        ({"reasoning": ReasoningSpan(close=(200,), opened=True, budget=30)}, 0),
-        ({"reasoning": ReasoningSpan(close=(14,), opened=True, budget=30)}, 4),
-        ({"stop_strings": ("zz",)}, 0),
-        ({"stop_token_sequences": ((99,),)}, 0),
+        pytest.param({}, 9, id="plain"),
+        pytest.param({"pieces": True, "temperature": 0.0}, 9, id="greedy pieces"),
+        pytest.param({"eos_ids": frozenset({200})}, 9, id="an end"),
+        pytest.param(
+            {"reasoning": ReasoningSpan(close=(200,), opened=True)}, 9, id="no budget of reasoning"
+        ),
+        pytest.param({"logprobs": 0}, 0, id="log-probabilities"),
+        pytest.param({"presence_penalty": 0.5}, 0, id="a penalty"),
+        pytest.param({"logit_bias": ((3, 1.0),)}, 9, id="few biases"),
+        pytest.param(
+            {"logit_bias": tuple((token, 1.0) for token in range(200, 209))}, 0, id="many biases"
+        ),
+        pytest.param({"ignore_eos": True, "eos_ids": frozenset({200})}, 9, id="an end ignored"),
+        pytest.param(
+            {"eos_ids": frozenset({200}), "reasoning": NO_END},
+            0,
+            id="an end held back by reasoning",
+        ),
+        pytest.param(
+            {"eos_ids": frozenset({200}), "reasoning": replace(NO_END, close=(14,))},
+            4,
+            id="an end held back until reasoning closes",
+        ),
+        pytest.param({"grammar": Stride()}, 0, id="a grammar"),
+        pytest.param(
+            {"reasoning": ReasoningSpan(close=(200,), opened=True, budget=30)},
+            0,
+            id="a budget of reasoning",
+        ),
+        pytest.param(
+            {"reasoning": ReasoningSpan(close=(14,), opened=True, budget=30)},
+            4,
+            id="a budget of reasoning, closed",
+        ),
+        pytest.param({"stop_strings": ("zz",)}, 0, id="a stop string"),
+        pytest.param({"stop_token_sequences": ((99,),)}, 0, id="stop tokens"),
     ],
-    ids=str,
 )
 def test_a_step_follows_at_once_only_where_nothing_of_it_needs_the_host(
     fields: dict[str, Any], ahead: int
