@@ -203,7 +203,7 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *const *r
         block16 w;
         if (!part && (at & 63) < block_bytes_of(type)) /* once per cache line */
             for (int i = 0; i < 16; i++)
-                _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T0);
+                _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T1);
         sixteen_rows(type, rows, at, part, w.q);
         if (has_min(type))
             scales_and_minima(rows, at, &w.d, &w.m);

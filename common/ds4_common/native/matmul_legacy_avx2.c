@@ -94,7 +94,7 @@ DS4_INLINE __m256 raw_gemv(uint32_t type, const uint8_t *const *rows, int64_t bl
         __m256i xq = load32(x.q + 32 * b), p[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T0);
+            _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T1);
             p[i] = widen_pairs(pairs_of(type, raw_values(type, rows[i] + at, part), xq));
         }
         if (type == DS4_NVFP4) { /* two scales: the lanes of the sums stay apart */
