@@ -1,6 +1,6 @@
 /* K types (blocks of 256), AVX-512: X8 of Q2_K .. Q6_K, one lane per row.
  *
- * One column waits for memory: eight rows at a time, so that a core reads one run of it, front to back.
+ * Few columns wait for memory: eight rows at a time, so that a core reads one run of it, front to back.
  * With more, two groups of eight rows share a vector, up to four columns at once. Sums of sixteen
  * products stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with the sub-scale in
  * the low half of each lane and adds: a sub-scale costs one instruction. Those two multiply in int32.
@@ -11,7 +11,13 @@
 
 #define COLUMNS 4 /* columns whose sums fit the registers */
 
-/* ---- one column: eight rows ------------------------------------------------------------------ */
+/* ---- few columns: eight rows ----------------------------------------------------------------- */
+
+/* Columns up to which memory is waited for: measured from DRAM. */
+DS4_INLINE int64_t few_columns(uint32_t type) {
+    return type == DS4_Q2_K || type == DS4_Q3_K ? 2 : COLUMNS;
+}
+
 
 /* The scale of sixteen number `sub`, as x8_scale16 gives it. */
 DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
@@ -24,56 +30,85 @@ DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
     return _mm256_srai_epi16(_mm256_shuffle_epi8(scales->s[sub / 4], pick), 8);
 }
 
-/* isum plus the products of one block. Thirty-twos whose weights share bytes go together, so that a
- * group is read front to back, and once. */
-DS4_INLINE __m256i add_block8(uint32_t type, const uint8_t *group, const x8_scales *scales,
-                              const int8_t *q, __m256i isum) {
+typedef struct {
+    __m256i isum, term;
+} sums8;
+
+/* The products of one block; x at its activations. Thirty-twos whose weights share bytes go together,
+ * so that a group is read front to back, and once. */
+DS4_INLINE void add_block8(uint32_t type, const int columns, const uint8_t *group,
+                           const x8_scales *scales, const char *const *x, sums8 *s) {
     const int parts = scales_per_32(type) ? 2 : 4, steps = type == DS4_Q5_K ? 8 : 4;
 #pragma GCC unroll 8
     for (int k = 0; k < 64 / (parts * steps); k++) {
         const int i = k / (8 / steps) * parts, first = k % (8 / steps) * steps;
-        __m256i sub[4];
-        for (int part = 0; part < parts; part++) sub[part] = _mm256_setzero_si256();
+        __m256i sub[4][COLUMNS];
+        for (int part = 0; part < parts; part++)
+            for (int c = 0; c < columns; c++) sub[part][c] = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int j = first; j < first + steps; j++) {
             in_order();
 #pragma GCC unroll 4
-            for (int part = 0; part < parts; part++)
-                sub[part] = _mm256_dpbusd_epi32(sub[part], x8_values(type, group, i + part, j),
-                                                broadcast4(q + 32 * (i + part) + 4 * j));
+            for (int part = 0; part < parts; part++) {
+                __m256i w = x8_values(type, group, i + part, j);
+#pragma GCC unroll 4
+                for (int c = 0; c < columns; c++)
+                    sub[part][c] = _mm256_dpbusd_epi32(sub[part][c], w,
+                                                       broadcast4(x[c] + 32 * (i + part) + 4 * j));
+            }
         }
 #pragma GCC unroll 4
         for (int part = 0; part < parts; part++) {
             __m256i scale = x8_scale8(type, scales, 2 * (i + part) + first / 4);
-            isum = x8_wide_sums(type)
-                       ? _mm256_add_epi32(isum, _mm256_mullo_epi32(sub[part], scale))
-                       : _mm256_dpwssd_epi32(isum, sub[part], scale);
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++)
+                s[c].isum =
+                    x8_wide_sums(type)
+                        ? _mm256_add_epi32(s[c].isum, _mm256_mullo_epi32(sub[part][c], scale))
+                        : _mm256_dpwssd_epi32(s[c].isum, sub[part][c], scale);
         }
     }
-    return isum;
 }
 
-DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
-    const int bytes = DS4_X8_ROWS * super_bytes(type);
-    ds4_act256 x = ds4_act256_view(act, 256 * blocks);
-    __m256 acc = _mm256_setzero_ps();
-    for (int64_t k = 0; k < blocks; k++, group += bytes, x.q += 256, x.sums += 16, x.d++) {
-        __m256i isum = _mm256_setzero_si256(), term = isum;
-        __m256 d = load_half8(group), m = d, dx = _mm256_broadcast_ss(x.d);
+/* Eight rows, whose blocks are at `group`, against `columns` columns. */
+DS4_INLINE void rows8(uint32_t type, const int columns, const uint8_t *group, int64_t blocks,
+                      const char *acts, size_t act_stride, float *y, int64_t ldy) {
+    const char *x[COLUMNS];
+    __m256 acc[COLUMNS];
+    for (int c = 0; c < columns; c++) {
+        x[c] = acts + (size_t)c * act_stride;
+        acc[c] = _mm256_setzero_ps();
+    }
+    for (int64_t k = 0; k < blocks; k++, group += DS4_X8_ROWS * super_bytes(type)) {
+        const char *sums = acts + 256 * blocks + 32 * k, *dx = acts + 288 * blocks + 4 * k;
+        sums8 s[COLUMNS];
+        for (int c = 0; c < columns; c++) s[c].isum = s[c].term = _mm256_setzero_si256();
+        __m256 d = load_half8(group), m = d;
         if (super_has_min(type)) m = _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
         x8_scales scales;
         x8_load_scales(type, group, &scales);
         open_page_ahead(group);
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++)
-            term = _mm256_dpwssd_epi32(term, x8_term(type, &scales, i), broadcast4(x.sums + 2 * i));
-        isum = add_block8(type, group, &scales, x.q, isum);
-        if (!super_has_min(type)) isum = _mm256_add_epi32(isum, term);
-        acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
-        if (super_has_min(type))
-            acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(term), acc);
+        for (int i = 0; i < 8; i++) {
+            __m256i mn = x8_term(type, &scales, i);
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++)
+                s[c].term = _mm256_dpwssd_epi32(
+                    s[c].term, mn, broadcast4(sums + (size_t)c * act_stride + 4 * i));
+        }
+        add_block8(type, columns, group, &scales, x, s);
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++, dx += act_stride) {
+            __m256 scale = _mm256_broadcast_ss((const float *)(const void *)dx);
+            if (!super_has_min(type)) s[c].isum = _mm256_add_epi32(s[c].isum, s[c].term);
+            acc[c] = _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(s[c].isum), acc[c]);
+            if (super_has_min(type))
+                acc[c] = _mm256_fmadd_ps(_mm256_mul_ps(m, scale), _mm256_cvtepi32_ps(s[c].term),
+                                         acc[c]);
+            x[c] += 256;
+        }
     }
-    return acc;
+    for (int c = 0; c < columns; c++) _mm256_storeu_ps(y + c * ldy, acc[c]);
 }
 
 /* ---- more columns: sixteen rows -------------------------------------------------------------- */
@@ -157,9 +192,17 @@ DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, i
                              const char *acts, size_t act_stride, int64_t n, float *y,
                              int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
-    for (int64_t r = row0; n == 1 && r < row1; r += 8)
-        _mm256_storeu_ps(y + r, rows8(type, (const uint8_t *)w->data + r * row_bytes, blocks, acts));
-    for (int64_t r = row0; n > 1 && r < row1; r += 16) {
+    for (int64_t r = row0; n <= few_columns(type) && r < row1; r += 8) {
+        const uint8_t *group = (const uint8_t *)w->data + r * row_bytes;
+        switch (n) { /* constants keep the sums in registers */
+        case 1: rows8(type, 1, group, blocks, acts, act_stride, y + r, ldy); break;
+        case 2: rows8(type, 2, group, blocks, acts, act_stride, y + r, ldy); break;
+        case 3: rows8(type, 3, group, blocks, acts, act_stride, y + r, ldy); break;
+        case 4: rows8(type, 4, group, blocks, acts, act_stride, y + r, ldy); break;
+        default: break;
+        }
+    }
+    for (int64_t r = row0; n > few_columns(type) && r < row1; r += 16) {
         const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
         const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
         __mmask16 rows = first_of_16(row1 - r);
