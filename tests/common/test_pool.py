@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -49,3 +50,10 @@ def test_no_two_threads_touch_the_same_memory_unordered(tmp_path: Path, threads:
     if program is None:
         pytest.skip("needs a compiler with the thread sanitizer")
     assert said(program, threads, 5) == "sections 2000\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no barrier of the system is used")
+def test_threads_that_no_barrier_covers_find_news_without_being_woken(tmp_path: Path) -> None:
+    program = built(tmp_path, "-DNO_BARRIER", "-Wl,--wrap=syscall")
+    assert program is not None
+    assert said(program, 2, 1) == "sections 400\n"

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__linux__)
@@ -68,16 +69,18 @@ static uint32_t *futex_word(ds4_pool *pool) {
     return (uint32_t *)(void *)&pool->section + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
-static void sleep_while(ds4_pool *pool, uint64_t section) {
-    syscall(SYS_futex, futex_word(pool), FUTEX_WAIT_PRIVATE, (uint32_t)section, NULL, NULL, 0);
+static void sleep_while(ds4_pool *pool, uint64_t section, int sure) {
+    const struct timespec nap = {0, 1000000};
+    syscall(SYS_futex, futex_word(pool), FUTEX_WAIT_PRIVATE, (uint32_t)section, sure ? NULL : &nap, NULL,
+            0);
 }
 
 static void wake_all(ds4_pool *pool) {
     syscall(SYS_futex, futex_word(pool), FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 #else
-static void sleep_while(ds4_pool *pool, uint64_t section) {
-    (void)pool, (void)section;
+static void sleep_while(ds4_pool *pool, uint64_t section, int sure) {
+    (void)pool, (void)section, (void)sure;
     sched_yield();
 }
 
@@ -94,12 +97,17 @@ static int register_barrier(void) {
 #endif
 }
 
-static void barrier_of_sleeper(const ds4_pool *pool) {
+/* Returns whether a publisher is sure to see the sleeper. A call that the system has registered can still
+ * fail: a filter of system calls may come later, and a process restored from a checkpoint may have lost its
+ * registration. Then nobody may sleep until woken. */
+static int barrier_of_sleeper(const ds4_pool *pool) {
+    int sure = 1;
 #if defined(__linux__) && defined(SYS_membarrier)
-    if (!pool->fences) syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+    if (!pool->fences) sure = !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
 #endif
     (void)pool;
     atomic_thread_fence(memory_order_seq_cst);
+    return sure;
 }
 
 static void barrier_of_publisher(const ds4_pool *pool) {
@@ -240,9 +248,9 @@ static uint64_t wait_for_news(ds4_pool *pool, uint64_t section, int thread, int 
         relax();
     }
     atomic_fetch_add(&pool->sleepers, 1);
-    barrier_of_sleeper(pool);
+    const int sure = barrier_of_sleeper(pool);
     while (atomic_load(&pool->section) == section && !(news = advance(pool, section, thread)))
-        sleep_while(pool, section);
+        sleep_while(pool, section, sure);
     atomic_fetch_sub(&pool->sleepers, 1);
     return news;
 }
