@@ -98,13 +98,6 @@ DS4_INLINE void score_rows(const int type, const float *q, const int rows, int64
 
 /* ---- keys, a lane is a dim ---------------------------------------------------------------------------- */
 
-/* ds4_fold of eight lanes. */
-DS4_INLINE float fold8(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-
 /* The dims of a float row that fill no vector. */
 DS4_INLINE float fold_tail(const int type, __m256 v, const float *q, const void *k, int64_t at,
                            int64_t dim) {

@@ -72,20 +72,6 @@ DS4_INLINE __m512 twice8(const int type, const void *tile, int64_t i) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* Eight dims of two query rows. */
-DS4_INLINE __m512 two_rows(const float *low, const float *high) {
-    __m256d upper = _mm256_castps_pd(_mm256_loadu_ps(high));
-    __m512d both = _mm512_castps_pd(_mm512_castps256_ps512(_mm256_loadu_ps(low)));
-    return _mm512_castpd_ps(_mm512_insertf64x4(both, upper, 1));
-}
-
-/* ds4_fold of eight lanes. */
-DS4_INLINE float fold8(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-
 enum { PAIRS = DS4_SCORE_ROWS / 2, ALONG_TOKENS = 8 };
 
 /* Two rows for each of `pairs` times `tokens` scores; dim is a multiple of 8. */
@@ -98,7 +84,7 @@ DS4_INLINE void along_block(const int type, const float *q, const int pairs, int
     for (int64_t d = 0; d < dim; d += 8) {
         __m512 query[PAIRS];
         for (int r = 0; r < pairs; r++)
-            query[r] = two_rows(q + 2 * r * dim + d, q + (2 * r + 1) * dim + d);
+            query[r] = two_float8(q + 2 * r * dim + d, q + (2 * r + 1) * dim + d);
         for (int j = 0; j < tokens; j++) {
             int64_t at = (t + j) * width + d;
             __m512 key = twice8(type, k, at);

@@ -80,20 +80,6 @@ DS4_INLINE __m512 twice8(const int8_t *codes) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_set1_epi64x(eight)));
 }
 
-/* Eight dims of two query rows. */
-DS4_INLINE __m512 two_rows(const float *low, const float *high) {
-    __m256d upper = _mm256_castps_pd(_mm256_loadu_ps(high));
-    __m512d both = _mm512_castps_pd(_mm512_castps256_ps512(_mm256_loadu_ps(low)));
-    return _mm512_castpd_ps(_mm512_insertf64x4(both, upper, 1));
-}
-
-/* ds4_fold of eight lanes. */
-DS4_INLINE float fold8(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
-}
-
 /* Two rows for each of `pairs` times `tokens` scores. */
 DS4_INLINE void along_block(const float *q, const int pairs, int64_t dim, const void *k,
                             const void *next, int64_t page_tokens, int64_t t, const int tokens,
@@ -114,7 +100,7 @@ DS4_INLINE void along_block(const float *q, const int pairs, int64_t dim, const 
             const float *at = q + b * BLOCK + d;
             __m512 query[PAIRS];
             for (int r = 0; r < pairs; r++)
-                query[r] = two_rows(at + 2 * r * dim, at + (2 * r + 1) * dim);
+                query[r] = two_float8(at + 2 * r * dim, at + (2 * r + 1) * dim);
             for (int j = 0; j < tokens; j++) {
                 __m512 key = twice8(codes + j * BLOCK + d);
                 for (int r = 0; r < pairs; r++)

@@ -18,7 +18,6 @@ DS4_INLINE int64_t few_columns(uint32_t type) {
     return type == DS4_Q2_K || type == DS4_Q3_K ? 2 : COLUMNS;
 }
 
-
 /* The scale of sixteen number `sub`, as x8_scale16 gives it. */
 DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
     if (scales_per_32(type)) sub /= 2;
