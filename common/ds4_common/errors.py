@@ -33,6 +33,9 @@
     ├── NativeLibraryError      the native library is missing or of another ABI
     ├── ExecutorFailure         the executor broke; nothing it holds can be trusted   exit 3
     │   └── StepRefused         it was asked for an impossible step, and touched nothing
+    ├── GrammarError            a grammar that cannot be compiled
+    ├── GrammarUntried          whether it can was not to be found out now
+    ├── GrammarFailure          a grammar that broke down; one sequence's
     └── RequestError            a request that cannot be served as asked (HTTP 4xx)
 
 Messages say what failed, on which object, what was got, what was expected, and what to do.
@@ -186,6 +189,10 @@ class StepRefused(ExecutorFailure):
 
 class GrammarError(Ds4Error):
     """A grammar that cannot be compiled: what the client sent makes no sense, or too much."""
+
+
+class GrammarUntried(Ds4Error):
+    """Whether a grammar takes too much could not be found out: not its fault."""
 
 
 class GrammarFailure(Ds4Error):

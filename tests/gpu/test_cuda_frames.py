@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +136,15 @@ def test_a_token_that_no_table_has_is_never_pending(first: Run) -> None:
 def test_a_device_that_breaks_with_a_step_under_way_ends_every_sequence_once(fault: str) -> None:
     with processes.process({"fault": fault}) as pool:
         assert runner(pool)(claims.breaks_with) == ["ExecutorFailure", 49, True, 3]
+
+
+@STAND_IN
+def test_what_a_step_half_sent_off_may_still_do_is_waited_for_before_memory_goes(
+    tmp_path: Path,
+) -> None:
+    how = {"fault": "cuEventRecord:1:801", "log": str(tmp_path / "calls")}
+    with processes.process(how) as pool:
+        why, *calls = runner(pool)(claims.breaks_while_sending)
+    assert "cuEventRecord" in why
+    given_back = next(n for n, call in enumerate(calls) if "Free" in call or "Destroy" in call)
+    assert "cuStreamSynchronize" in calls[:given_back], calls

@@ -7,6 +7,7 @@ what the device gives one step at a time.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replace_case
@@ -262,6 +263,23 @@ def breaks_with(config: ExecutorConfig = CONFIG) -> list[Any]:
     except Ds4Error as error:
         return [type(error).__name__, error.exit_code]
     return []
+
+
+def breaks_while_sending() -> list[str]:
+    """The driver's calls from the one on that broke a step half sent off, up to the end."""
+    log = Path(os.environ["DS4_SIM_LOG"])
+    cuda = bench().executor(llama(), CONFIG)
+    before = log.stat().st_size
+    try:
+        cuda.submit([Slice(0, 0, ids(9), Sampling(temperature=0.0))])
+        why = ""
+    except ExecutorFailure as error:
+        why = str(error)
+    cuda.close()
+    with log.open() as file:
+        file.seek(before)
+        calls = [line.split()[1] for line in file]
+    return [why, *calls[calls.index("cuEventRecord") :]]
 
 
 def rows_fewer_than_the_vocabulary() -> list[Any]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from ds4_common.errors import GrammarError
 from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.grammar import compiler as compilers
 from ds4_worker.grammar import trial as trials
 from ds4_worker.grammar.compiler import Compiler
 from ds4_worker.grammar.source import answer_grammar, whole_answer
-from ds4_worker.grammar.trial import Task, compile_task
+from ds4_worker.grammar.trial import Task, Trial, compile_task
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import EOS, SPECIALS, VOCABULARY, ByteTokenizer
 from helpers.fake_server import fake_server
@@ -75,6 +80,65 @@ def test_a_client_that_goes_away_ends_the_compilation_of_its_grammar(
         psutil.wait_procs(begun, timeout=10)
         assert not any(process.is_running() for process in begun)
         assert server.request("POST", PATH, asking(QUICK))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [("kill -KILL $$", "signal 9"), ("exit 1", "exit code 1"), ("exec sleep 3600", "in 0.2 s")],
+    ids=["killed", "ended", "without end"],
+)
+def test_what_goes_wrong_with_the_process_is_not_the_grammar_s_fault(
+    monkeypatch: pytest.MonkeyPatch, script: str, told: str
+) -> None:
+    before = psutil.Process().children()
+    with fake_server(executor()) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(trials, "COMMAND", ("sh", "-c", script))
+            patch.setattr(trials, "WAIT_SECONDS", 0.2)
+            status, body = server.request("POST", PATH, asking(QUICK))
+        assert (status, body["error"]["code"]) == (503, "grammar_untried")
+        assert body["error"]["param"] == "guided_grammar"
+        assert told in body["error"]["message"]
+        assert psutil.Process().children() == before
+        assert server.request("POST", PATH, asking(QUICK))[0] == 200, "it was not remembered"
+        assert server.failures == []
+
+
+@pytest.mark.parametrize("name", ["XCPU", "ABRT", "SEGV"])
+def test_a_limit_is_the_grammar_s_fault(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(trials, "COMMAND", ("sh", "-c", f"ulimit -c 0; kill -{name} $$"))
+    with pytest.raises(GrammarError, match="takes more than"):
+        Trial().run(source(QUICK), VOCABULARY, [EOS], {})
+
+
+def test_a_machine_that_starts_no_process_refuses_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with fake_server(executor()) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", full)
+            status, body = server.request("POST", PATH, asking(QUICK))
+        assert (status, body["error"]["code"]) == (503, "grammar_untried")
+        assert "Cannot allocate memory" in body["error"]["message"]
+        assert server.request("POST", PATH, asking(QUICK))[0] == 200
+        assert server.failures == []
+
+
+def test_the_process_imports_nothing_from_where_the_worker_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    Trial().run(source(QUICK), VOCABULARY, [EOS], {})
+
+
+def test_a_key_that_ends_the_worker_s_group_does_not_reach_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = "import os; raise SystemExit(os.getpgrp() != os.getpid())"
+    monkeypatch.setattr(trials, "COMMAND", (sys.executable, "-c", own))
+    Trial().run(source(QUICK), VOCABULARY, [EOS], {})
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,8 @@ class CudaExecutor:
         """Sends off checked slices in a frame. When it has arrived, the logits of those rows are on
         the host, or what was drawn from them."""
         count = frame.pack(slices, rows, self._drawn.numbers, self._checks.book(slices))
+        self._idle.remove(frame)  # before anything of it runs: `close` waits for what may
+        self._under_way.append(frame)
         with self._device():
             stream, (first, end) = self._stream, self._checks.take_changed()
             if end:
@@ -346,8 +348,6 @@ class CudaExecutor:
                 n_bytes = len(rows) * self._logits_stride
                 stream.download(self._logits.address, self._logits_address, n_bytes)
             stream.record(frame.done)
-        self._idle.remove(frame)
-        self._under_way.append(frame)
 
     def _arrived(self) -> Frame:
         """Waits for the earliest frame under way."""

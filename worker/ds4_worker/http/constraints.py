@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ds4_common.errors import GrammarError, RequestError
+from ds4_common.errors import GrammarError, GrammarUntried, RequestError
 from ds4_worker.engine.api import Grammar
 from ds4_worker.grammar.source import ANSWER, answer_grammar, whole_answer
 from ds4_worker.grammar.trial import Trial
@@ -179,7 +179,8 @@ class GrammarService:
         self._refused: deque[str] = deque(maxlen=_REFUSALS)  # digests of what took too much
 
     async def compile(self, wanted: Wanted, model: ServedModel) -> Grammar:
-        """Raises RequestError: 400 with the library's message, 501 without the library."""
+        """Raises RequestError: 400 with the library's message, 501 without the library, 503 where
+        the machine cannot try it now."""
         trial = Trial()
         try:
             async with self._turn:
@@ -190,6 +191,10 @@ class GrammarService:
         except GrammarError as error:
             raise RequestError(
                 f"{wanted.path}: {error}", param=wanted.path, code="invalid_grammar"
+            ) from error
+        except GrammarUntried as error:
+            raise RequestError(
+                f"{wanted.path}: {error}", status=503, param=wanted.path, code="grammar_untried"
             ) from error
         except ModuleNotFoundError as error:
             raise RequestError(
@@ -216,7 +221,7 @@ class GrammarService:
         return self._compiler.compile(source)
 
     def _try(self, source: str, compiler: Compiler, model: ServedModel, trial: Trial) -> None:
-        """Raises GrammarError for a grammar that would take too much."""
+        """Raises GrammarError for a grammar that would take too much, GrammarUntried."""
         if compiler.knows(source):
             return
         digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
