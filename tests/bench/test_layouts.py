@@ -10,6 +10,7 @@ import pytest
 
 from ds4_common import quants
 from ds4_common.allocation import Layout
+from ds4_common.errors import Ds4Error
 from ds4_common.quants import ALIGNED_LAYOUTS, QuantType, aligned_is_fastest, cpu_layout
 from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW, PLANES_TO_RAW
 from ds4_common.quants.native import Isa, best_isa, library
@@ -52,6 +53,11 @@ def test_types_that_were_not_asked_for_keep_their_figures(
     for isa in RUNNING:
         assert written["ALIGNED_TO_RAW"][isa]["Q2_K"] == MEAN
         assert written["PACKED_TO_RAW"][isa] == PACKED_TO_RAW[isa] | {"Q2_K": MEAN}
+
+
+def test_a_type_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(Ds4Error, match=r"--only: got 'Q9', expected names of F32, "):
+        layouts.run(argparse.Namespace(runs=1, out=None, only="Q2_K,Q9"))
 
 
 def test_the_tables_in_the_source_know_every_type_that_has_the_layout() -> None:

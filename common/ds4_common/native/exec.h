@@ -258,6 +258,15 @@ static inline char *ds4_plane_page(const ds4_engine *e, uint32_t plane, int32_t 
     return h->kv + (uint64_t)page * h->page_stride + e->plane_offset[plane];
 }
 
+#define DS4_MOST_BYTES (1ull << 46) /* of one mapping, so that sums cannot overflow */
+
+/* exec_memory.c: writes e->error and returns -1. */
+int ds4_fail(ds4_engine *e, const char *format, ...);
+/* Zeroed memory from the system, present only once touched. NULL with e->error set; then all further
+ * calls return NULL too, so that callers may look at several results at once. */
+void *ds4_take(ds4_engine *e, uint64_t bytes, const char *what);
+/* The cache and all buffers. 0, or -1 with e->error set. */
+int ds4_take_memory(ds4_engine *e);
 /* exec_step.c: the threads that run steps. NULL when they cannot be started. */
 ds4_pool *ds4_open_pool(ds4_engine *e);
 /* exec_profile.c: the clock, in ticks of no fixed length; the sums of a step that was entered then. */

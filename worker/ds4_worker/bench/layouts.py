@@ -13,6 +13,7 @@ import math
 from pathlib import Path
 
 from ds4_common.allocation import Layout
+from ds4_common.errors import Ds4Error
 from ds4_common.quants import ALIGNED_LAYOUTS, QuantType
 from ds4_common.quants.measured import ALIGNED_TO_RAW, PACKED_TO_RAW, PLANES_TO_RAW
 from ds4_common.quants.native import Isa, library
@@ -59,6 +60,15 @@ def _mean(rows: list[Row]) -> float:
     return math.exp(sum(math.log(row.ratio or 1.0) for row in rows) / len(rows))
 
 
+def _types(only: str | None) -> list[QuantType]:
+    names = only.split(",") if only else QuantType.__members__
+    for name in names:
+        if name not in QuantType.__members__:
+            expected = ", ".join(QuantType.__members__)
+            raise Ds4Error(f"--only: got {name!r}, expected names of {expected}")
+    return [QuantType[name] for name in names]
+
+
 def _text(name: str, table: Table) -> str:
     return f"\n{name}: dict[str, dict[str, float]] = {{\n" + "".join(
         f'    "{isa}": {{\n'
@@ -71,7 +81,7 @@ def _text(name: str, table: Table) -> str:
 def run(options: argparse.Namespace) -> list[Row]:
     """A row per type, layout, instruction set and columns; with --out, the tables."""
     tables, rows = {name: dict(table) for name, table in TABLES.items()}, list[Row]()
-    types = [QuantType[name] for name in options.only.split(",")] if options.only else QuantType
+    types = _types(options.only)
     for isa in Isa:
         if isa == Isa.SCALAR or not library().ds4_isa_runs(isa):
             continue
