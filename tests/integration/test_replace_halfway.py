@@ -233,3 +233,24 @@ def test_a_next_owner_that_died_after_it_was_ready_is_started_again_without_its_
     assert len(orphans) == (step == "ask")
     status, health = stack.request(port, "GET", "/health")
     assert (status, health["pid"]) == (200, new)
+
+
+def test_a_resume_killed_while_it_starts_the_owner_again_is_resumed_with_that_owner(
+    models: dict[str, Path], run: Path
+) -> None:
+    """Memory says nothing then: the owner that is there has it."""
+    with stack.owner(models["a"], run) as owner:
+        assert replacing.killed_replace(run, "ask", models["b"]).returncode == -signal.SIGKILL
+        assert owner.wait() == 0
+    dead = served_by(run / "w")[0]
+    end(dead)
+    killed = replacing.killed_replace(run, "start-owner", Path("--resume"))
+    assert killed.returncode == -signal.SIGKILL, killed.stdout
+    assert f"pid {dead}, is gone: it is started again" in killed.stdout
+    resumed = replace(run, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert "is gone" not in resumed.stdout
+    assert "going on with owner pid" in resumed.stdout
+    told = [line for line in resumed.stdout.splitlines() if "done before" in line]
+    assert any("budget" in line or "fit" in line for line in told), resumed.stdout
+    assert served_by(run / "w")[1] == str(models["b"])

@@ -113,4 +113,6 @@ class Journal:
 
 
 def steps_done(events: list[Event]) -> set[str]:
-    return {event.step for event in events if event.kind == "done"}
+    """Steps that are done and were not begun again since."""
+    last = {event.step: event.kind for event in events if event.kind in ("begin", "done")}
+    return {step for step, kind in last.items() if kind == "done"}

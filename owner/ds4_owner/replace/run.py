@@ -59,7 +59,7 @@ def execute(plan: Plan, journal: Journal, done: Collection[str], say: Callable[[
     """Runs what is left. Returns 0; raises the Ds4Error of the step that refused to go on."""
     owner_begun = journal.facts("saw", "start-owner") is not None
     context = Context(plan, journal, say)
-    owner_died = starts.owner_died(context)
+    owner_died = "start-owner" in done and starts.owner_died(context)
     if owner_died:
         starts.stop_orphans(context)
     left = pending(done, owner_begun=owner_begun, owner_died=owner_died)
