@@ -40,12 +40,15 @@ static double reading_ticks(void) {
     return (double)best / READINGS;
 }
 
+/* From one reading to another, which another core may have made: its counter may lag behind a little. */
+static double between(uint64_t from, uint64_t to) { return (double)(int64_t)(to - from); }
+
 /* Adds the step that has just ended. Entry n_sections + 1 is what lies around the sections: checks, the
  * angles of stage 0, ending. */
 void ds4_profile_step(ds4_engine *e, uint64_t entered) {
     ds4_profile *p = &e->profile;
     uint32_t stages = e->image.header->n_sections + 2;
-    p->sums[stages - 1].whole += (double)(ds4_ticks() - p->started[stages]);
+    p->sums[stages - 1].whole += between(p->started[stages], ds4_ticks());
     for (uint32_t stage = 0; stage < stages; stage++) {
         double busiest = 0.0, readings = 1.0, work = 0.0;
         for (uint32_t i = 0; i < e->config.threads; i++) {
@@ -59,7 +62,7 @@ void ds4_profile_step(ds4_engine *e, uint64_t entered) {
             *s = (ds4_spent){0, 0};
         }
         uint64_t began = stage ? p->started[stage] : entered;
-        double whole = (double)(p->started[stage + 1] - began) - readings * p->reading;
+        double whole = between(began, p->started[stage + 1]) - readings * p->reading;
         ds4_section_time *sum = p->sums + (stage ? stage - 1 : stages - 1);
         sum->whole += whole > busiest ? whole : busiest;
         sum->busiest += busiest;

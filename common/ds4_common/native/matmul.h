@@ -47,7 +47,7 @@ typedef struct {
 } ds4_weight;
 
 /* Rows [first, first + rows) of a weight, as one of its own. `first` is a multiple of the granule. */
-DS4_EXPORT ds4_weight ds4_weight_rows(const ds4_weight *w, int64_t first, int64_t rows);
+ds4_weight ds4_weight_rows(const ds4_weight *w, int64_t first, int64_t rows);
 
 /* What a kernel wants its activation columns to look like. */
 typedef enum {
@@ -82,7 +82,7 @@ DS4_EXPORT size_t ds4_act_bytes(int format, int64_t cols);
 DS4_EXPORT void ds4_act_quantize(int format, const float *x, int64_t cols, void *out, int isa);
 
 /* Whether weights of that type can lie in that layout. */
-DS4_EXPORT int ds4_layout_exists(uint32_t type, uint32_t layout);
+int ds4_layout_exists(uint32_t type, uint32_t layout);
 /* Bytes of rows x cols weights of that type in that layout; 0 when they cannot lie so. Experts count
  * as one tall matrix. */
 DS4_EXPORT int64_t ds4_layout_bytes(uint32_t type, uint32_t layout, int64_t rows, int64_t cols);

@@ -92,7 +92,6 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "ds4_act_quantize": (None, (_INT, _PTR, _I64, _PTR, _INT)),
     "ds4_row_granule": (_I64, (_U32, _U32)),
     "ds4_dequant_row": (_INT, (ctypes.POINTER(Weight), _I64, _PTR)),
-    "ds4_layout_exists": (_INT, (_U32, _U32)),
     "ds4_layout_bytes": (_I64, (_U32, _U32, _I64, _I64)),
     "ds4_block_bytes": (_I64, (_U32,)),
     "ds4_block_weights": (_I64, (_U32,)),
