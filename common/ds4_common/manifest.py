@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -153,13 +154,20 @@ def write_manifest(path: str, manifest: Manifest) -> None:
 
 
 def read_manifest(path: str) -> Manifest:
-    """Raises ManifestError: missing, unreadable, malformed or cut."""
+    """Raises ManifestError: missing, no regular file, unreadable, malformed or cut."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ManifestError(f"{path}: not a manifest: not a regular file")
             data = file.read()
     except OSError as error:
         raise ManifestError(f"{path}: cannot read the manifest: {error.strerror}") from error
     return parse_manifest(data, path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """O_NONBLOCK: a FIFO in place of a manifest must not block the open."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_manifest(data: bytes, path: str = "manifest") -> Manifest:
@@ -397,6 +405,8 @@ def explain_silence(path: str, error: OSError) -> str:
 
 def is_manifest(path: str) -> bool:
     """Whether the file begins like a manifest, whole or not: only such a file may be replaced."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return False
         first = file.readline(80)
     return any(header.encode().startswith(first.rstrip(b"\n")) for header in HEADERS)

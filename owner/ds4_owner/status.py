@@ -13,10 +13,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from ds4_common import client, manifest, paths
 from ds4_common.errors import Ds4Error, ManifestError, OwnerUnavailable, UsageError
+from ds4_common.protocol import LeaseRecord
 from ds4_owner import report
 from ds4_owner.arguments import Parser
 from ds4_owner.progress import log
@@ -122,7 +124,8 @@ def _reexec(path: str) -> int:
 
 
 def stop(path: str, say: Callable[[str], None]) -> int:
-    """Stops the owner of a manifest; returns 0 when its process is gone (or was already).
+    """Stops the owner of a manifest; returns 0 when its process is gone (or was already). Names the
+    processes that still have its memory mapped then.
 
     Raises OwnerUnavailable when there is none, when it does not end, or when the process that the
     manifest names is not it."""
@@ -136,12 +139,40 @@ def stop(path: str, say: Callable[[str], None]) -> int:
         if pidfd < 0:
             raise OwnerUnavailable(f"owner pid {pid} cannot be watched from here; stop it there")
         try:
-            connection.request_stop()
-            _await_end(pidfd, pid, STOP_SECONDS)
+            with _users(connection.status().leases) as users:
+                connection.request_stop()
+                _await_end(pidfd, pid, STOP_SECONDS)
+                say(f"owner pid {pid} has ended")
+                _say_who_stays(users, say)
         finally:
             os.close(pidfd)
-    say(f"owner pid {pid} has ended")
     return 0
+
+
+@contextmanager
+def _users(leases: Sequence[LeaseRecord]) -> Iterator[dict[int, tuple[LeaseRecord, int]]]:
+    """Who holds a lease, by pid, with a descriptor of each process for as long."""
+    found: dict[int, tuple[LeaseRecord, int]] = {}
+    try:
+        for lease in leases:
+            if lease.pid not in found and (fd := _open_pidfd(lease.pid)) >= 0:
+                found[lease.pid] = lease, fd
+        yield found
+    finally:
+        for _, fd in found.values():
+            os.close(fd)
+
+
+def _say_who_stays(
+    users: Mapping[int, tuple[LeaseRecord, int]], say: Callable[[str], None]
+) -> None:
+    """Memory is given back when nobody maps it any more, whether the owner lives or not."""
+    for pid, (lease, pidfd) in users.items():
+        if not _ended(pidfd, 0.0):
+            say(
+                f"pid {pid} ({lease.role}) goes on and keeps the memory that it has mapped; "
+                f"to have that back: kill {pid}"
+            )
 
 
 def _stop_silent(path: str, silence: OwnerUnavailable, say: Callable[[str], None]) -> int:

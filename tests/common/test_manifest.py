@@ -266,6 +266,16 @@ def test_a_write_that_fails_leaves_the_old_manifest_and_nothing_else(
     assert (os.listdir(tmp_path), path.read_text()) == (["w"], "old")
 
 
+def test_a_fifo_in_place_of_a_manifest_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    os.mkfifo(path)
+    with pytest.raises(ManifestError, match="not a regular file"):
+        m.read_manifest(str(path))
+    with pytest.raises(ManifestError, match="cannot read the manifest: Is a directory"):
+        m.read_manifest(str(tmp_path))
+    assert m.is_manifest(str(path)) is False
+
+
 def test_only_manifests_look_like_manifests(tmp_path: Path) -> None:
     path = tmp_path / "w"
     for content, expected in ((PUBLISHED, True), (b"DS4_WEIGHT", True), (b"GGUF\x03\n", False)):

@@ -120,6 +120,20 @@ def test_stop_ends_only_when_the_process_is_gone(
     assert os.listdir(folder) == []
 
 
+def test_stop_names_who_keeps_the_memory(folder: Path) -> None:
+    said: list[str] = []
+    path = folder / "w"
+    with broker_process(path) as process, client.connect(str(path), "worker", "a"):
+        with client.connect(str(path), "status"):  # no lease, no memory
+            assert status.stop(str(path), said.append) == 0
+    pid = os.getpid()
+    assert said == [
+        f"owner pid {process.pid} has ended",
+        f"pid {pid} (worker) goes on and keeps the memory that it has mapped; "
+        f"to have that back: kill {pid}",
+    ]
+
+
 def test_stop_among_several_owners_wants_to_know_which(folder: Path) -> None:
     served = FileRecord("/models/a.gguf", 0, 0, 3 << 22, 0, 0)
     with broker_process(folder / "dead") as process:
