@@ -74,3 +74,14 @@ def private_manifest(model: str, backend: str = "memfd") -> str:
     key = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
     name = key if backend == "memfd" else f"{key}-{backend}"
     return os.path.join(make_owners_folder(), name)
+
+
+def is_private_manifest(path: str) -> bool:
+    """Whether a manifest is one that `private_manifest` names. Where it lies does not say so alone:
+    a manifest that somebody chose a name for may lie in the owners' folder too."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if folder != os.path.abspath(owners_folder()):
+        return False
+    key, _, backend = name.partition("-")
+    # Not re, which a worker that starts has no use for.
+    return len(key) == 16 and set(key) <= set("0123456789abcdef") and "." not in backend

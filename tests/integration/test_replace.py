@@ -131,6 +131,21 @@ def test_a_private_owner_is_replaced_under_the_name_of_its_new_model(
     assert second.stop() == 0
 
 
+def test_an_owner_with_a_manifest_of_its_own_name_keeps_it_among_private_ones(
+    models: dict[str, Path], run: Path
+) -> None:
+    """As docs/operations.md has it: --manifest "$RUN/w", with the private owners' folder as RUN."""
+    folder = run / "ds4"
+    folder.mkdir(0o700)
+    with stack.owner(models["a"], folder) as owner:
+        seen = tool("replace", str(models["b"]), "--manifest", str(folder / "w"), *QUICK,
+                    "--no-worker", run=run)  # fmt: skip
+        assert seen.returncode == 0, seen.stdout
+        assert owner.wait() == 0
+    assert served_by(folder / "w")[1:] == (str(models["b"]), [])
+    assert [path.name for path in folder.glob("*.ctl")] == ["w.ctl"]
+
+
 def test_a_worker_that_cannot_serve_the_new_model_is_refused_with_its_words(
     models: dict[str, Path], run: Path
 ) -> None:

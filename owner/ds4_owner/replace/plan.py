@@ -232,7 +232,7 @@ def _next_flags(
         return commands.next_owner(running, folder, given, os.getcwd(), manifest, new)
 
     new = old
-    if os.path.dirname(old) == os.path.abspath(paths.owners_folder()):
+    if paths.is_private_manifest(old):
         words = ["--base", model, "--manifest", old, *flags(old).options]
         new = paths.private_manifest(model, cli.parse(words, os.environ).backend)
     return flags(new), new
