@@ -235,6 +235,8 @@ def test_a_stream_ends_when_the_grammar_is_complete(server: FakeServer) -> None:
             "guided_grammar",
             "multipleOf",
         ),
+        ({"guided_grammar": "start: a\na: b\nb: a"}, "guided_grammar", "no text fits the grammar"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "no text fits the grammar"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json constrains"),
         (
             {
@@ -263,6 +265,7 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
         status, reply = server.request("POST", path, {**prompt, **fields})
         assert (status, reply["error"]["param"]) == (400, param)
         assert message in reply["error"]["message"]
+        assert "<non-verbose/>" not in reply["error"]["message"]
         assert len(reply["error"]["message"]) < 2000
 
 

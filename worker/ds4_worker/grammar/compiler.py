@@ -108,7 +108,7 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # the costly first one; copies inherit what it has built
         if matcher.is_error():
-            raise GrammarError(_shortened(matcher.get_error()))
+            raise GrammarError(_told(matcher.get_error()))
         return CompiledGrammar(matcher, self._n_vocab)
 
     def _build_tokenizer(self) -> LLTokenizer:
@@ -143,6 +143,17 @@ def _check_multiples(source: str) -> None:
                 f"multipleOf: {text} makes too large a grammar; expected values whose least "
                 f"common multiple, without zeros at its end, is at most {MAX_MULTIPLE}"
             )
+
+
+def _told(message: str) -> str:
+    """The library's message for a client."""
+    message = message.removesuffix("<non-verbose/>").rstrip()
+    if message == "NoExtensionBias":
+        return (
+            "no text fits the grammar (library: NoExtensionBias); a rule or a $ref may lead to "
+            "nothing but itself"
+        )
+    return _shortened(message)
 
 
 def _shortened(message: str) -> str:
