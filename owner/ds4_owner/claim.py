@@ -170,6 +170,7 @@ def remove_stale_manifest(path: str, log: Callable[[str], None]) -> None:
 def refusal(where: str, error: OSError) -> AddressError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(
-            f"{where}: already in use by another program; stop it, or choose another address"
+            f"{where}: already in use by another program, perhaps a worker of an owner that has "
+            "ended; stop it, or choose another address"
         )
     return AddressError(f"{where}: {error.strerror}")
