@@ -98,3 +98,13 @@ def test_every_report_from_elsewhere_names_tests_that_exist_or_a_reason() -> Non
         assert [name for name in named if name not in tests] == [], f"row {number}"
         reason = re.match(r"cannot happen: .{20}|as \d+\b", answer)
         assert named or reason, f"row {number} has neither a test nor a reason"
+
+
+def test_no_child_takes_modules_from_the_folder_it_is_started_in() -> None:
+    starts = [
+        (str(path.relative_to(ROOT)), first)
+        for path in every_source()
+        for first in re.findall(r"sys\.executable,\s*(\"[^\"]*\")", path.read_text())
+    ]
+    assert len(starts) >= 10
+    assert [start for start in starts if start[1] != '"-P"'] == []

@@ -142,7 +142,7 @@ def _become_owner(
             "NOTIFY_SOCKET": address, "LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(held)),
             "LISTEN_FDNAMES": ":".join(name for name, _ in held),
         }  # fmt: skip
-        command = [sys.executable, "-m", "ds4_owner.cli", *flags]
+        command = [sys.executable, "-P", "-m", "ds4_owner.cli", *flags]
         os.execve(command[0], command, environment)
     finally:
         os._exit(1)

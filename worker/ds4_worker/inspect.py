@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ds4_common.contract import prepared_model_pb2 as pb
 
 _GGUF_MAGIC = b"GGUF"
-_OWNER = (sys.executable, "-m", "ds4_owner.cli")
+_OWNER = (sys.executable, "-P", "-m", "ds4_owner.cli")
 Row = tuple[str, object]
 
 

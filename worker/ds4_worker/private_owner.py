@@ -81,7 +81,7 @@ def _answers(manifest: str) -> bool:
 def _start(model: str, manifest: str, backend: str) -> None:
     log_path = f"{manifest}.log"
     print(f"starting a private owner for {model} (log: {log_path})", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "ds4_owner.cli", "--base", model, "--manifest", manifest]
+    command = [sys.executable, "-P", "-m", "ds4_owner.cli", "--base", model, "--manifest", manifest]
     command += ["--lock-file", f"{manifest}.lock", "--scope", "base", "--backend", backend]
     with open(log_path, "wb") as log:
         process = subprocess.Popen(

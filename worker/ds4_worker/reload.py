@@ -88,7 +88,7 @@ class _Reload:
     """At most one worker serves and one is coming; those before them are finishing."""
 
     def __init__(self, argv: Sequence[str], roots: Sequence[str], notify_path: str) -> None:
-        self._command = [sys.executable, "-m", "ds4_worker.cli", *argv]
+        self._command = [sys.executable, "-P", "-m", "ds4_worker.cli", *argv]
         self._roots = roots
         self._environment = os.environ | {"NOTIFY_SOCKET": notify_path}
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

@@ -24,7 +24,7 @@ from ds4_owner.progress import PREFIX, size
 from ds4_owner.replace import decisions, machine
 from ds4_owner.replace.plan import Plan
 
-OWNER_COMMAND = (sys.executable, "-m", "ds4_owner.cli")
+OWNER_COMMAND = (sys.executable, "-P", "-m", "ds4_owner.cli")
 
 
 class Forecast(msgspec.Struct, frozen=True):

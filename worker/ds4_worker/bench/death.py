@@ -61,7 +61,7 @@ def _one_death(seat: Seat, fds: list[int], n_bytes: int) -> tuple[float, float]:
     with ours:
         passed = [*fds, theirs.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, ",".join(map(str, passed)), str(n_bytes)],
+            [sys.executable, "-P", "-m", __name__, ",".join(map(str, passed)), str(n_bytes)],
             pass_fds=passed,
             env=processes.python_environment(),
         )

@@ -136,7 +136,7 @@ def _attach(maker: socket.socket, context: Context, sizes: Sequence[int]) -> flo
 def _maker(device: Device, sizes: Sequence[int]) -> Iterator[socket.socket]:
     """The other process, at the end of a socket: takes numbers of ranges, gives descriptors."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", __name__, str(device.ordinal), str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", __name__, str(device.ordinal), str(theirs.fileno())]
     with ours, theirs:
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.PIPE, stderr=subprocess.PIPE,

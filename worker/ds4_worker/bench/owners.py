@@ -70,7 +70,7 @@ class _Attaching:
 
 def adoption(model: Path, runs: int, *, ranges: int = 64, gigabytes: float = 16.0) -> list[Row]:
     """Of memory of that size; its pages are not touched, and none is needed."""
-    command = [sys.executable, "-m", "ds4_owner.measure_adoption", str(runs), str(ranges)]
+    command = [sys.executable, "-P", "-m", "ds4_owner.measure_adoption", str(runs), str(ranges)]
     done = subprocess.run(
         [*command, str(gigabytes), str(model)],
         capture_output=True,

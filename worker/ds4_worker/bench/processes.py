@@ -33,7 +33,7 @@ def python_environment() -> dict[str, str]:
 def owner(model: Path, run: Path, *flags: str) -> Iterator[Path]:
     """Runs a weight owner on `model`; yields its manifest once it is ready; stops it."""
     manifest = run / "w.manifest"
-    command = [sys.executable, "-m", "ds4_owner.cli", "--base", str(model)]
+    command = [sys.executable, "-P", "-m", "ds4_owner.cli", "--base", str(model)]
     command += ["--manifest", str(manifest), "--scope", "base"]
     command += ["--lock-file", str(run / "lock"), *flags]
     log = run / "owner.log"
@@ -56,7 +56,7 @@ def owner(model: Path, run: Path, *flags: str) -> Iterator[Path]:
 def start_worker(manifest: Path, port: int, *flags: str) -> subprocess.Popen[bytes]:
     """A plain exec of the worker program, as its console script does it."""
     script = Path(sys.executable).with_name("ds4-server")
-    command = [str(script)] if script.exists() else [sys.executable, "-m", "ds4_worker.cli"]
+    command = [str(script)] if script.exists() else [sys.executable, "-P", "-m", "ds4_worker.cli"]
     command += ["--manifest", str(manifest), "--port", str(port), *flags]
     return subprocess.Popen(
         command,

@@ -37,7 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def program(name: str, module: str) -> list[str]:
     """One of our commands: its script, or the module where no script is installed."""
     script = os.path.join(os.path.dirname(sys.executable), name)
-    return [script] if os.access(script, os.X_OK) else [sys.executable, "-m", module]
+    return [script] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", module]
 
 
 def owner(settings: Settings) -> list[str]:
