@@ -6,10 +6,14 @@ import signal
 import subprocess
 import sys
 
+from helpers.stack import process_environment
+
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "helpers.edges", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=process_environment()
+    )
 
 
 def test_no_kernel_touches_a_byte_beyond_its_tensor() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ds4_worker.engine.api import Event, Finished, Generation, Output, Speculate
 from ds4_worker.engine.core import EngineCore
-from ds4_worker.engine.sequence import Sequence
 from ds4_worker.executor.api import ExecutorConfig, WindowPages
+from helpers import engine_runs
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import VOCABULARY, ByteDetokenizer
 from helpers.lazy_executor import LazyExecutor
@@ -54,14 +54,7 @@ def window(tokens: int, config: ExecutorConfig, pages: int) -> WindowPages:
 
 def run(core: EngineCore, *items: Generation) -> list[tuple[list[int], Finished]]:
     """Runs generations together to their ends."""
-    sequences = [core.sequence(item) for item in items]
-    for sequence in sequences:
-        core.submit(sequence)
-    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
-    while (batch := core.step()) is not None:
-        for sequence, event in batch:
-            events[sequence].append(event)
-    return [tokens_and_end(events[sequence]) for sequence in sequences]
+    return [tokens_and_end(events) for events in engine_runs.run(core, *items)]
 
 
 def tokens_and_end(events: list[Event]) -> tuple[list[int], Finished]:

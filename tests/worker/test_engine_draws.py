@@ -26,9 +26,9 @@ from ds4_worker.engine.api import (
 )
 from ds4_worker.engine.core import EngineCore
 from ds4_worker.engine.draws import Draws, ReasoningState, SeenTokens, biases
-from ds4_worker.engine.sequence import Sequence
 from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.executor.cpu import CpuExecutor
+from helpers.engine_runs import run
 from helpers.executors import packed
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import ByteDetokenizer
@@ -41,17 +41,6 @@ VOCABULARY = 260
 
 def item(prompt: list[int], max_tokens: int = 8, **fields: object) -> Generation:
     return Generation(prompt=prompt, max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
-
-
-def run(core: EngineCore, *items: Generation) -> list[list[Event]]:
-    sequences = [core.sequence(wanted) for wanted in items]
-    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
-    for sequence in sequences:
-        core.submit(sequence)
-    while (batch := core.step()) is not None:
-        for sequence, event in batch:
-            events[sequence].append(event)
-    return [events[sequence] for sequence in sequences]
 
 
 def fake_core(banks: int = 3, speculate: Speculate = "off") -> EngineCore:

@@ -23,6 +23,7 @@ from ds4_worker.engine.api import (
 from ds4_worker.engine.core import EngineCore
 from ds4_worker.engine.sequence import Sequence
 from ds4_worker.executor.api import PENDING, ExecutorConfig, Sampling, Slice, WindowPages
+from helpers.engine_runs import run
 from helpers.fake_executor import FakeExecutor, failing_after
 from helpers.fake_model import VOCABULARY, ByteDetokenizer
 from helpers.lazy_executor import LazyExecutor
@@ -74,17 +75,6 @@ def lazy_of(core: EngineCore) -> LazyExecutor:
 
 def item(prompt: list[int], max_tokens: int = 8, **fields: Any) -> Generation:
     return Generation(prompt=prompt, max_tokens=max_tokens, **fields)
-
-
-def run(core: EngineCore, *items: Generation) -> list[list[Event]]:
-    sequences = [core.sequence(wanted) for wanted in items]
-    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
-    for sequence in sequences:
-        core.submit(sequence)
-    while (batch := core.step()) is not None:
-        for sequence, event in batch:
-            events[sequence].append(event)
-    return [events[sequence] for sequence in sequences]
 
 
 def seen(events: list[Event]) -> list[object]:

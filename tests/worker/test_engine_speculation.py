@@ -24,6 +24,7 @@ from ds4_worker.engine.api import (
 from ds4_worker.engine.core import EngineCore
 from ds4_worker.engine.sequence import Sequence
 from ds4_worker.executor.api import ExecutorConfig, Slice
+from helpers.engine_runs import run
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import VOCABULARY, ByteDetokenizer
 from helpers.speculating import item
@@ -49,17 +50,6 @@ def make_core(
         config, vocabulary=VOCABULARY, recall=recall, rewinds=rewinds, divisible=divisible
     )
     return EngineCore(executor, ByteDetokenizer, live_chunk=8, speculate=speculate)
-
-
-def run(core: EngineCore, *items: Generation) -> list[list[Event]]:
-    sequences = [core.sequence(wanted) for wanted in items]
-    events: dict[Sequence, list[Event]] = {sequence: [] for sequence in sequences}
-    for sequence in sequences:
-        core.submit(sequence)
-    while (batch := core.step()) is not None:
-        for sequence, event in batch:
-            events[sequence].append(event)
-    return [events[sequence] for sequence in sequences]
 
 
 def seen(events: list[Event]) -> list[object]:

@@ -263,8 +263,6 @@ class Worker:
         now = time.monotonic()
         if self._signalled is None:
             self._signalled = now
-            if self._server.connections:
-                log(f"stopping: at most {self._config.drain_seconds:g} s for running requests")
         elif number == signal.SIGINT and now - self._signalled >= _ECHO_SECONDS:
             log("stopped at once by a second Ctrl-C")
             os._exit(EXIT_STOPPED_AT_ONCE)
@@ -284,6 +282,8 @@ class Worker:
         successor = place.succession(self._seat)
         self._server.stop_accepting(successor=successor)
         self._make_room()
+        if self._signalled is not None and self._server.connections:
+            log(f"stopping: at most {self._config.drain_seconds:g} s for running requests")
         if cut := await self._server.drain(self._config.drain_seconds, successor=successor):
             log(f"drain time is over: {cut} running requests were cut off")
         self._seat.ring()  # the next one looks for the clients that were left
