@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,10 +64,14 @@ def test_a_client_of_a_unix_socket_goes_on_after_its_worker_was_killed(
     manifest: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "http.sock"
-    client = UnixConnection(path)
-    waiting = UnixConnection(path)
-    with serving(manifest, "--host", str(path)) as old:
+    with (
+        serving(manifest, "--host", str(path)) as old,
+        closing(UnixConnection(path)) as client,
+        closing(UnixConnection(path)) as waiting,
+        closing(UnixConnection(path)) as other,
+    ):
         assert b'"usage"' in complete(client)
+        assert b'"usage"' in complete(other)  # so that the first answer is booked as sent
         kept = client.sock
         os.kill(old.process.pid, signal.SIGSTOP)
         client.request("POST", "/v1/completions", json.dumps(GREEDY))
@@ -77,8 +81,8 @@ def test_a_client_of_a_unix_socket_goes_on_after_its_worker_was_killed(
             for connection in (client, waiting):
                 assert connection.getresponse().status == 200
             assert client.sock is kept
-            client.close()
-            waiting.close()
+            for connection in (client, waiting, other):
+                connection.close()
             assert new.stop(signal.SIGTERM) == 0
 
 
