@@ -120,10 +120,12 @@ def state(tmp_path: Path) -> Path:
 def conversation(
     manifest: Path, state: Path, *flags: str, term: str = "dumb"
 ) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    """At temperature 0: a drawn end of the answer would come before what a test waits for."""
+    command = [sys.executable, "-m", "ds4_worker.oneshot", "--manifest", str(manifest)]
     far, near = pty.openpty()
     termios.tcsetwinsize(near, (24, 80))
     process = subprocess.Popen(
-        [sys.executable, "-m", "ds4_worker.oneshot", "--manifest", str(manifest), *flags],
+        [*command, "--temp", "0", *flags],
         stdin=near,
         stdout=near,
         stderr=near,
@@ -146,7 +148,7 @@ def test_a_conversation_remembers_and_obeys_its_commands(
 ) -> None:
     file = tmp_path / "message.txt"
     file.write_text("Hello")
-    with conversation(manifest, state, "--temp", "0", "-n", "40") as (terminal, _):
+    with conversation(manifest, state, "-n", "40") as (terminal, _):
         assert "8192 tokens of context; /help" in terminal.wait_for("> ")
         terminal.type(f"/read {file}")
         terminal.wait_for(ANSWER)
@@ -170,7 +172,7 @@ def test_a_conversation_remembers_and_obeys_its_commands(
 
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(manifest: Path, state: Path) -> None:
-    with conversation(manifest, state, "--temp", "0") as (terminal, process):
+    with conversation(manifest, state) as (terminal, process):
         terminal.wait_for("> ")
         terminal.type("Write a very long story about the sea.")
         terminal.wait_for("sea")
@@ -247,7 +249,7 @@ def test_one_shot_answers_leave_no_history(manifest: Path, state: Path) -> None:
 def test_the_context_can_be_resized_and_the_conversation_goes_on(
     manifest: Path, state: Path
 ) -> None:
-    with conversation(manifest, state, "--temp", "0", "-n", "40") as (terminal, _):
+    with conversation(manifest, state, "-n", "40") as (terminal, _):
         terminal.wait_for("> ")
         terminal.type("/ctx 128")
         terminal.wait_for("0 of 128 tokens")
@@ -268,7 +270,7 @@ def test_the_context_can_be_resized_and_the_conversation_goes_on(
 
 @pytest.mark.timeout(120)
 def test_the_pace_stands_beside_the_text_while_it_comes(manifest: Path, state: Path) -> None:
-    with conversation(manifest, state, "--temp", "0", "-n", "12", term="xterm") as (terminal, _):
+    with conversation(manifest, state, "-n", "12", term="xterm") as (terminal, _):
         terminal.wait_for("> ")
         terminal.type("Count to one hundred")
         shown = terminal.wait_for("at the limit]")
