@@ -25,7 +25,7 @@ gpu-test: setup model $(GPU_STAMP)
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy owner/ds4_owner worker/ds4_worker common/ds4_common tests
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: setup

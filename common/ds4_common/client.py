@@ -177,9 +177,10 @@ class OwnerConnection(Closing):
     def status(self) -> protocol.Status:
         return self._ask(protocol.GetStatus(), protocol.Status)
 
-    def request_stop(self) -> None:
-        """Asks the owner to stop. Returns when it has begun to."""
-        self._ask(protocol.Stop(), protocol.Stopping)
+    def request_stop(self, *, unless_used: bool = False) -> None:
+        """Asks the owner to stop. Returns when it has begun to. Raises OwnerUnavailable when it
+        goes on, `unless_used`, for another process that holds a lease."""
+        self._ask(protocol.Stop(unless_used), protocol.Stopping)
 
     def request_reexec(self) -> float:
         """Asks the owner to replace its program by the one that is installed now. Returns how many

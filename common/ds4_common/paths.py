@@ -24,6 +24,11 @@ def control_socket_path(manifest_path: str) -> str:
     return manifest_path + ".ctl"
 
 
+def log_path(manifest_path: str) -> str:
+    """What an owner says, where a program of ours starts it."""
+    return manifest_path + ".log"
+
+
 def check_socket_path(path: str, option: str) -> None:
     """Raises UsageError naming `option` when `path` is too long for a Unix socket."""
     size = len(os.fsencode(path))

@@ -179,8 +179,10 @@ class GetStatus(Message, frozen=True, tag="get_status"):
     pass
 
 
-class Stop(Message, frozen=True, tag="stop"):
-    pass
+class Stop(Message, frozen=True, tag="stop", omit_defaults=True):
+    """`unless_used`: refused as long as a process other than the asking one holds a lease."""
+
+    unless_used: bool = False
 
 
 class Reexec(Message, frozen=True, tag="reexec"):

@@ -68,6 +68,11 @@ class Broker:
         """Allocations handed out by the line protocol so far."""
         return self._line.requests
 
+    @property
+    def lives(self) -> bool:
+        """Whether its loop runs: it ends by itself for a defect only."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Claims both sockets and the manifest path, and answers natively from now on.
 

@@ -119,13 +119,21 @@ class NativeDesk:
             case protocol.GetStatus():
                 self._reply(client, self._status())
             case protocol.Stop():
-                self._house.log(f"stop requested by pid {client.peer.pid}")
-                self._reply(client, Packet(protocol.Stopping()))
-                self._house.on_stop()
+                self._stop(client, request)
             case protocol.Reexec():
                 self._reexec(client)
             case protocol.AcceptFiles():
                 self._accept(client, request)
+
+    def _stop(self, client: Client, request: protocol.Stop) -> None:
+        pid = client.peer.pid
+        users = [lease for lease in self.book.leases(time.monotonic()) if lease.pid != pid]
+        if request.unless_used and users:
+            self._say(client, "busy", f"pid {users[0].pid} ({users[0].role}) uses this owner")
+            return
+        self._house.log(f"stop requested by pid {pid}")
+        self._reply(client, Packet(protocol.Stopping()))
+        self._house.on_stop()
 
     def _reexec(self, client: Client) -> None:
         if self._house.facts.state != "ready":

@@ -8,6 +8,7 @@ the end of the loader, which only relieves the page cache by then.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ds4_common import paths
 from ds4_common.errors import HandoverError
 from ds4_owner import answers, handover, proof, state
 from ds4_owner.backends import Memory
@@ -107,6 +109,16 @@ def remove_manifest(path: str) -> None:
         os.unlink(path)
 
 
+def remove_log(manifest: str) -> None:
+    """Removes the log of a private owner that was stopped: it ended as it should. Nothing happens
+    where the log of this process is another file."""
+    if paths.is_private_manifest(manifest):
+        path = paths.log_path(manifest)
+        with suppress(OSError):  # there is none
+            if os.path.samestat(os.stat(path), os.fstat(sys.stderr.fileno())):
+                os.unlink(path)
+
+
 def serve(owner: Owner, watch: StopWatch, child: LoaderChild | None = None) -> None:
     """Sleeps until it is time to stop."""
     try:
@@ -127,6 +139,8 @@ def serve(owner: Owner, watch: StopWatch, child: LoaderChild | None = None) -> N
     notify("STOPPING=1")
     owner.store.clear()
     log(f"shutting down broker_requests={owner.broker.line_requests}")
+    if owner.broker.lives:
+        remove_log(owner.broker.manifest_path)
 
 
 def _reexec(owner: Owner, watch: StopWatch) -> None:

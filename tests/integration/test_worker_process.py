@@ -20,9 +20,7 @@ from typing import Any
 
 import pytest
 
-from ds4_common import client
 from helpers import stack
-from helpers.models import smollm2_path
 from helpers.tiny_gguf import write_llama
 
 TEXT = "/v1/completions"
@@ -214,16 +212,6 @@ def test_an_address_of_another_program_is_one_clear_message(manifest: Path) -> N
     assert str(port) in worker.text
 
 
-@pytest.fixture
-def private_runtime() -> Iterator[Path]:
-    """A run folder whose private owners are stopped afterwards."""
-    with tempfile.TemporaryDirectory(prefix="ds4-") as folder:
-        yield Path(folder)
-        for log in (Path(folder) / "ds4").glob("*.log"):
-            stop = ("ds4_owner.cli", "stop", "--manifest", str(log.with_suffix("")))
-            assert stack.Program.start(stop[0], *stop[1:]).wait() == 0
-
-
 def test_a_worker_with_32_descriptors_turns_clients_away_and_stays_whole(manifest: Path) -> None:
     port = stack.free_port()
     command = [sys.executable, "-m", "ds4_worker.cli", "--manifest", str(manifest)]
@@ -263,61 +251,3 @@ def test_a_worker_with_32_descriptors_turns_clients_away_and_stays_whole(manifes
             client.close()
         assert worker.stop() == 0
     assert "Traceback" not in worker.text
-
-
-def test_an_api_key_reaches_no_log_and_no_owner_that_outlives_the_worker(
-    private_runtime: Path, tmp_path: Path
-) -> None:
-    environment = {"XDG_RUNTIME_DIR": str(private_runtime), "DS4_API_KEY": "sesame-open"}
-    port = stack.free_port()
-    model = write_llama(tmp_path / "tiny.gguf")
-    worker = stack.Program.start(
-        "ds4_worker.cli", "-m", str(model), "--port", str(port), **environment
-    )
-    try:
-        worker.wait_for("ready http")
-        body = {**STORY, "max_tokens": 2}
-        for key, status in (("sesame-shut", 401), ("sesame-open", 200)):
-            bearer = {"Authorization": f"Bearer {key}"}
-            assert stack.request(port, "POST", TEXT, body, **bearer)[0] == status
-        _, metrics = stack.request(port, "GET", "/metrics", Authorization="Bearer sesame-open")
-    finally:
-        worker.stop(signal.SIGKILL)
-    (log,) = (private_runtime / "ds4").glob("*.log")
-    with client.connect(str(log.with_suffix("")), "status") as operator:
-        owner = operator.owner_pid
-    for text in (worker.text, metrics, log.read_text()):
-        assert "sesame" not in text
-    for place in ("environ", "cmdline"):
-        assert b"sesame" not in Path(f"/proc/{owner}/{place}").read_bytes()
-
-
-def test_workers_started_at_once_share_one_private_owner(private_runtime: Path) -> None:
-    environment = {"XDG_RUNTIME_DIR": str(private_runtime)}
-    ports = [stack.free_port() for _ in range(3)]
-    model = str(smollm2_path())
-    workers = [
-        stack.Program.start("ds4_worker.cli", "-m", model, "--port", str(port), **environment)
-        for port in ports
-    ]
-    try:
-        for worker, port in zip(workers, ports, strict=True):
-            worker.wait_for("ready http")
-            assert stack.request(port, "POST", TEXT, {**STORY, "max_tokens": 2})[0] == 200
-    finally:
-        for worker in workers:
-            worker.stop(signal.SIGKILL)
-    assert sum("starting a private owner" in worker.text for worker in workers) == 1
-    assert len(list((private_runtime / "ds4").glob("*.log"))) == 1
-    assert (private_runtime / "ds4").stat().st_mode & 0o777 == 0o700
-    # The owner stays: the next program finds the weights loaded.
-    done = subprocess.run(
-        [sys.executable, "-m", "ds4_worker.oneshot", "-m", model, "-p", "Hello", "--temp", "0"],
-        capture_output=True,
-        text=True,
-        env=stack.process_environment(**environment),
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "Hello! How can I assist you today?\n"

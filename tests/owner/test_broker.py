@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -110,6 +112,24 @@ def test_unknown_allocations_and_blobs_are_refused_and_the_connection_stays(stag
 def test_stop_is_answered_before_the_supervisor_is_told(stage: Stage) -> None:
     with client.connect(stage.path, "stop") as connection:
         connection.request_stop()
+    assert stage.stop_asked.wait(30)
+
+
+def test_an_owner_is_not_stopped_unless_used_while_another_process_holds_a_lease(
+    stage: Stage,
+) -> None:
+    script = "import sys; from ds4_common import client; c = client.connect(sys.argv[1]); input()"
+    other = subprocess.Popen([sys.executable, "-c", script, stage.path], stdin=subprocess.PIPE)
+    with client.connect(stage.path, "stop") as asking:
+        while not stage.broker.ask(stage.broker.leases):
+            assert other.poll() is None
+        with pytest.raises(OwnerUnavailable, match=rf"pid {other.pid} \(worker\) uses this owner"):
+            asking.request_stop(unless_used=True)
+        assert not stage.stop_asked.is_set()
+        other.communicate(b"\n")
+        stage.settle()
+        with client.connect(stage.path, "worker"):  # a lease of its own is no use by another
+            asking.request_stop(unless_used=True)
     assert stage.stop_asked.wait(30)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,39 @@ def test_a_private_owner_that_could_not_even_log_is_not_passed_over_in_silence(
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(OwnerUnavailable, match=r"nothing in its log .*w\.log; is that disk full"):
         private_owner.ensure_owner(str(tmp_path / "model.gguf"), str(tmp_path / "w"))
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["told whole", "longer than what is told"])
+def test_the_log_of_an_owner_that_never_answered_stays_where_the_error_names_it(
+    stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!/bin/sh\nhead -c {9000 if stays else 90} /dev/zero | tr '\\0' x\nexit 1\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    log = tmp_path / "w.log"
+    with pytest.raises(OwnerUnavailable, match="exit code 1:\nxxx") as refused:
+        private_owner.ensure_owner(str(tmp_path / "model.gguf"), str(tmp_path / "w"))
+    assert (str(log) in str(refused.value)) == log.exists() == stays
+    assert not (tmp_path / "w.start").exists()
+
+
+def test_the_lock_of_a_start_is_held_by_one_at_a_time_though_its_file_goes(tmp_path: Path) -> None:
+    manifest, held = str(tmp_path / "w"), []
+
+    def start() -> None:
+        for _ in range(200):
+            with private_owner._start_lock(manifest):
+                held.append(1)
+                assert len(held) == 1
+                held.pop()
+
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(start) for _ in range(4)]:
+            one.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("groups", [cli.GROUPS, oneshot.GROUPS])

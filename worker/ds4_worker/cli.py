@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from ds4_common.errors import Ds4Error, UsageError
 from ds4_common.paths import MANIFEST_VARIABLE
@@ -342,13 +343,13 @@ def read_text(path: str) -> str:
         raise UsageError(f"cannot read {path!r}: {error}") from error
 
 
-def find_manifest(
+def find_owner(
     manifest: str | None, model: str | None, owner: str, cuda: CudaConfig | None = None
-) -> str:
+) -> tuple[str, AbstractContextManager[None]]:
     """The manifest to attach to, after starting a private owner where one is needed: of device
-    memory for a worker that does not copy."""
+    memory for a worker that does not copy. Whoever attaches does so within the context."""
     if manifest is not None:
-        return os.path.abspath(manifest)
+        return os.path.abspath(manifest), nullcontext()
     if model is None:
         raise UsageError(
             f"no model: give -m FILE, or --manifest FILE (or ${MANIFEST_VARIABLE}) of a running "
@@ -374,17 +375,19 @@ def work(
         phases = loading.Phases()
         phases.add("python", python_ms)
         phases.add("import", (time.perf_counter() - began) * 1e3)
-        manifest = find_manifest(config.manifest, config.model, config.owner, config.engine.cuda)
-        connection = loading.connect(
-            manifest,
-            config.model,
-            appear_seconds=config.wait_owner_seconds,
-            check_fingerprint=config.check_fingerprint,
-            role="worker" if config.standby == "off" else "standby",
-            name=config.name,
-        )
-        phases.end("attach")
-        with connection:
+        manifest, use = find_owner(config.manifest, config.model, config.owner, config.engine.cuda)
+        with (
+            use,
+            loading.connect(
+                manifest,
+                config.model,
+                appear_seconds=config.wait_owner_seconds,
+                check_fingerprint=config.check_fingerprint,
+                role="worker" if config.standby == "off" else "standby",
+                name=config.name,
+            ) as connection,
+        ):
+            phases.end("attach")
             return serve.run(config, connection, phases, tell)
     except Ds4Error as error:
         print(f"ds4-server: {error}", file=sys.stderr, flush=True)

@@ -140,11 +140,14 @@ def open_session(options: Options, environment: Mapping[str, str]) -> Session:
     from ds4_worker import loading
     from ds4_worker.session import Session
 
-    manifest = cli.find_manifest(named, model, options.text("--owner") or "auto", config.cuda)
-    connection = loading.connect(
-        manifest, model, appear_seconds=wait or 0.0, check_fingerprint=check
-    )
-    loading.wait_until_ready(connection, model, check_fingerprint=check, progress=_show_progress)
+    manifest, use = cli.find_owner(named, model, options.text("--owner") or "auto", config.cuda)
+    with use:
+        connection = loading.connect(
+            manifest, model, appear_seconds=wait or 0.0, check_fingerprint=check
+        )
+        loading.wait_until_ready(
+            connection, model, check_fingerprint=check, progress=_show_progress
+        )
     return Session(connection, config, decoding)
 
 

@@ -150,9 +150,10 @@ class Worker:
             log(f"listening {self._address}; the owner is still loading")
             # A daemon: a worker that is told to stop does not wait for the owner.
             threading.Thread(target=self._load_later, name="loading", daemon=True).start()
-        code = await self._stop
-        await self._drain()
-        return code
+        try:
+            return await self._stop
+        finally:
+            await self._drain()
 
     def _on_bell(self) -> None:
         """Somebody wants this place, or left clients behind."""
@@ -207,10 +208,11 @@ class Worker:
             log(f"the owner is loading: {self._app.loading_detail}")
 
     def _loaded_later(self, outcome: LoadedModel | Ds4Error) -> None:
+        if self._stop.done():
+            return
         if isinstance(outcome, Ds4Error):
-            log(str(outcome))
-            self._end(outcome.exit_code)
-        elif not self._stop.done():
+            self._stop.set_exception(outcome)
+        else:
             self._install(outcome)
             self._announce()
 

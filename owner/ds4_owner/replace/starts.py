@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ds4_common import manifest
+from ds4_common import manifest, paths
 from ds4_common.client import OwnerConnection, connect
 from ds4_common.errors import Ds4Error, ManifestError, OwnerUnavailable
 from ds4_owner.progress import size
@@ -55,7 +55,7 @@ def start_owner(context: Context) -> dict[str, Any]:
     plan, journal = context.plan, context.journal
     begun = journal.facts("saw", "start-owner") is not None
     process = _present_owner(plan, APPEAR_SECONDS if begun else 0.0, begun=begun)
-    log = f"{plan.manifest}.log"
+    log = paths.log_path(plan.manifest)
     offset = 0
     if process is None:
         command = owner_command(plan)

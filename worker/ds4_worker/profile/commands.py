@@ -45,8 +45,7 @@ def owner(settings: Settings) -> list[str]:
     assert settings.model is not None
     command = program("ds4-weight-server", "ds4_owner.cli")
     command += ["--base", settings.model, "--scope", "base", "--manifest", settings.manifest]
-    command += ["--lock-file", f"{settings.manifest}.lock"]
-    return command
+    return [*command, "--no-lock"]
 
 
 def worker(settings: Settings, report: str) -> list[str]:
