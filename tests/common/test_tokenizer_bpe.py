@@ -31,7 +31,7 @@ NATIVE = ["gpt-2", "smollm", "qwen2", "stablelm2", "llama-bpe", "default", "falc
           "deepseek-v3"]  # fmt: skip
 LIBRARY = [
     "gpt-4o", "tekken", "bailingmoe", "seed-coder", "bloom", "deepseek-coder", "deepseek-llm",
-    "kimi-k2",
+    "kimi-k2", "youtu",
 ]  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def test_names_of_one_family_share_their_scanner() -> None:
 # Words as the models' own files cut them; their order of expressions cuts "wörld" in three.
 WORDS = {
     "kimi-k2": ("I'm 漢字カナ 123/\n ab漢", "I'm| |漢字|カナ| |123|/\n| ab|漢"),
+    "youtu": ("I'm한글。、漢字 12!\n/x", "I'm|한글|。、|漢字| |1|2|!\n/|x"),
     "deepseek-llm": ("world w\u00f6rld 漢字 12!\n", "world| w|\u00f6|rld| |漢字| |12|!|\n"),
 }
 
@@ -129,7 +130,8 @@ def test_expressions_cut_the_words_of_the_models_that_use_them(pre: str) -> None
 def test_every_name_in_files_of_the_supported_families_is_known() -> None:
     names = (
         "default", "llama-bpe", "tekken", "smollm", "qwen2", "deepseek-r1-qwen", "dbrx", "gpt-4o",
-        "glm4", "deepseek-llm", "deepseek-coder", "deepseek-v3", "kimi-k2",
+        "glm4", "glm5", "deepseek-llm", "deepseek-coder", "deepseek-v3", "kimi-k2", "kanana2",
+        "gigachat", "youtu", "joyai-llm", "solar-open", "megrez", "seed-coder", "smaug-bpe",
     )  # fmt: skip
     assert set(names) <= PRE_TOKENIZERS.keys()
 
@@ -140,12 +142,13 @@ def test_a_missing_pre_is_the_default() -> None:
     assert without.encode(text, add_special=False, parse_special=False) == ids_of("default", text)
 
 
-def test_llama3_takes_a_word_that_is_a_token_whatever_its_merges() -> None:
+@pytest.mark.parametrize("pre", ["llama-bpe", "glm4", "glm5"])
+def test_a_word_that_is_a_token_is_taken_whatever_its_merges(pre: str) -> None:
     metadata = fields(
-        model="gpt2", pre="llama-bpe", tokens=[b"a", b"b", b"ab", b"abb"], merges=[b"a b"],
+        model="gpt2", pre=pre, tokens=[b"a", b"b", b"ab", b"abb"], merges=[b"a b"],
         add_bos_token=False,
     )  # fmt: skip
-    whole, merged = (Tokenizer(build_blob(metadata.changed(pre=p))) for p in ("llama-bpe", "qwen2"))
+    whole, merged = (Tokenizer(build_blob(metadata.changed(pre=p))) for p in (pre, "qwen2"))
     assert whole.encode("abb", add_special=False, parse_special=False) == [3]
     assert merged.encode("abb", add_special=False, parse_special=False) == [2, 1]
 

@@ -112,7 +112,8 @@ FAMILIES = {  # tokenizer.ggml.pre of the families' files, and whether the C enc
     "qwen2": True, "deepseek-r1-qwen": True, "dbrx": True, "glm4": True, "chatglm-bpe": True,
     "deepseek-v3": True, "joyai-llm": True, "smollm": True,
     "gpt-4o": False, "tekken": False, "llama4": False, "deepseek-llm": False,
-    "deepseek-coder": False, "kimi-k2": False,
+    "deepseek-coder": False, "kimi-k2": False, "youtu": False, "glm5": True, "kanana2": False,
+    "gigachat": True, "solar-open": True,
 }  # fmt: skip
 
 

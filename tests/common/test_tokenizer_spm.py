@@ -82,6 +82,32 @@ def test_bos_is_added_by_default_and_a_space_follows_each_special_token() -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("named", [{"general.architecture": "phi3"}, {"general.name": "My Phi-3"}])
+def test_white_space_after_the_special_tokens_of_phi3_goes_with_them(
+    named: dict[str, str],
+) -> None:
+    tokenizer = Tokenizer(build_blob(Fields(spm_fields() | named)))
+    plain = tokenizer_with()
+    inst, think = tokenizer.id_of("[INST]"), tokenizer.id_of(USER_DEFINED)
+    hi = ids_of("hi")
+    for text in ("[INST]hi", "[INST]\nhi", "[INST] \t\r\nhi"):
+        assert tokenizer.encode(text, add_special=False, parse_special=True) == [inst, *hi]
+    assert plain.encode("[INST]\nhi", add_special=False, parse_special=True) != [inst, *hi]
+    assert tokenizer.encode(" \n[INST]\n[INST] ", add_special=False, parse_special=True) == [
+        *ids_of(" \n"), inst, inst,
+    ]  # fmt: skip
+    # User-defined tokens are special in any text; <s> keeps what follows it.
+    assert tokenizer.encode(f"{USER_DEFINED}\nhi", add_special=False, parse_special=False) == [
+        think, *hi,
+    ]  # fmt: skip
+    assert tokenizer.encode("<s>\nhi", add_special=False, parse_special=True) == [
+        1, *ids_of("\nhi"),
+    ]  # fmt: skip
+    assert tokenizer.is_control(inst or 0)
+    assert tokenizer.is_special(think or 0)
+    assert tokenizer.decode([inst or 0, *hi]) == b"[INST] hi"
+
+
 def test_leftmost_of_equal_scores_merges_first() -> None:
     metadata = spm_fields()
     tokens = [*metadata["tokenizer.ggml.tokens"], b"qqx", b"qq", b"xqq"]

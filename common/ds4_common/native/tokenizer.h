@@ -58,6 +58,7 @@ enum {
     DS4_TOKEN_USER_DEFINED = 4,
     DS4_TOKEN_UNUSED = 5,
     DS4_TOKEN_BYTE = 6,
+    DS4_TOKEN_STRIPS = 0x40,
     DS4_TOKEN_WHOLE = 0x80,
 };
 

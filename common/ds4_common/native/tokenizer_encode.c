@@ -1,7 +1,7 @@
 /* Text to ids: cuts out special tokens, then hands the rest to the pre-tokenizer and the merger.
  *
  * Owns: the order in which llama.cpp resolves special tokens (longest first over the whole text, then
- * leftmost), BOS and EOS, and the SPM space rules.
+ * leftmost), what white space some of them take with them, BOS and EOS, and the SPM space rules.
  */
 #include "tokenizer.h"
 
@@ -40,7 +40,7 @@ static uint32_t longest_special(const ds4_tokenizer *t, const uint8_t *text, uin
         const uint32_t candidate = t->specials[low];
         if (!ds4_tokenizer_text(t, candidate, &n) || n != depth + 1)
             continue;
-        if (parse_special || (t->types[candidate] & ~DS4_TOKEN_WHOLE) == DS4_TOKEN_USER_DEFINED) {
+        if (parse_special || (t->types[candidate] & ~DS4_TOKEN_STRIPS) == DS4_TOKEN_USER_DEFINED) {
             best = n;
             *id = (int32_t)candidate;
         }
@@ -129,6 +129,8 @@ static void take_specials(const ds4_tokenizer *t, const uint8_t *text, int parse
 /* Called with each fragment in order; id = -1: text between specials. Non-zero stops. */
 typedef int (*fragment_fn)(void *context, uint64_t begin, uint64_t end, int32_t id);
 
+static int is_white(uint8_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
 static int walk_cover(const ds4_tokenizer *t, const uint8_t *text, uint64_t n, int parse_special,
                       const uint8_t *cover, fragment_fn fragment, void *context) {
     for (uint64_t begin = 0; begin < n;) {
@@ -143,6 +145,9 @@ static int walk_cover(const ds4_tokenizer *t, const uint8_t *text, uint64_t n, i
         const int stopped = fragment(context, begin, end, id);
         if (stopped)
             return stopped;
+        if (id >= 0 && (t->types[id] & DS4_TOKEN_STRIPS))
+            while (end < n && cover[end] == FREE && is_white(text[end]))
+                end++;
         begin = end;
     }
     return 0;

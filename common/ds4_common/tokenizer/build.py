@@ -111,7 +111,11 @@ class _Assembly:
         sections[layout.TEXT_OFFSETS] = self.text_offsets.tobytes()
         sections[layout.TEXT] = self.text
         sections[layout.PIECE_OFFSETS], sections[layout.PIECES] = self._pieces()
-        sections[layout.TYPES] = v.types
+        sections[layout.TYPES] = (
+            bytes(t | layout.STRIPS * (i in v.strips) for i, t in enumerate(v.types))
+            if v.strips
+            else v.types
+        )
         sections[layout.SCORES] = v.scores.tobytes()
         sections[layout.VOCAB_TABLE] = self.vocab_slots.tobytes()
         sections[layout.MERGE_TABLE] = self._merge_table()

@@ -182,12 +182,13 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         """Whether the token is never part of a text: control tokens, and the unknown token."""
         self._check_id(token)
-        return self._types[token] in (layout.CONTROL, layout.UNKNOWN)
+        return self._types[token] & layout.TYPE_MASK in (layout.CONTROL, layout.UNKNOWN)
 
     def is_special(self, token: int) -> bool:
         """Whether the token stands for itself: text never merges into it."""
         self._check_id(token)
-        return self._types[token] in (layout.CONTROL, layout.UNKNOWN, layout.USER_DEFINED)
+        kind = self._types[token] & layout.TYPE_MASK
+        return kind in (layout.CONTROL, layout.UNKNOWN, layout.USER_DEFINED)
 
     def id_of(self, text: str) -> int | None:
         """Id of the token that the vocabulary writes so, None when there is none."""

@@ -50,4 +50,6 @@ CONTROL: Final = 3
 USER_DEFINED: Final = 4
 UNUSED: Final = 5
 BYTE: Final = 6
+TYPE_MASK: Final = 0x3F  # the type without the flags below
+STRIPS: Final = 0x40  # flag in the blob's types: white space after the special token goes with it
 WHOLE: Final = 0x80  # flag in the blob's types: merging the token's own bytes gives the token

@@ -111,7 +111,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ),
         _LLAMA3_FAMILY,
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_PLAIN),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3_PLAIN),
+    # Its vocabulary has words that no merge reaches.
+    **dict.fromkeys(("glm4", "glm5"), PreTokenizer((_LLAMA3_WORDS,), 3, ignore_merges=True)),
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"), 4),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"), 5),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3_FAMILY),
@@ -130,6 +132,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "kimi-k2": PreTokenizer((_without_han(_cased_words(r"\p{N}{1,3}", _CONTRACTIONS + "?")),)),
+    "youtu": PreTokenizer(
+        (
+            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+            _cased_words(r"\p{N}", _CONTRACTIONS + "?"),
+        ),
+        ignore_merges=True,
+    ),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
     "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
     **dict.fromkeys(

@@ -50,6 +50,9 @@ _FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
     "fim_sep": (b"<|file_sep|>",),
 }  # fmt: skip
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Phi-3's special tokens take the white space after them along; files do not say so.
+_STRIPPING = ("phi-3", "phi3")
+_NOT_STRIPPING = (b"<unk>", b"<s>", b"<|endoftext|>")
 _ALWAYS_TEXT = (b"<|channel|>", b"<|message|>", b"<|start|>", b"<|constrain|>")
 
 
@@ -82,6 +85,7 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    strips: frozenset[int]  # special tokens that white space after them goes with
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
@@ -124,6 +128,18 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         add_bos=_add(metadata, "bos", roles["bos"], default=spm or pre.add_bos),
         add_eos=_add(metadata, "eos", roles["eos"], default=False),
         add_space_prefix=spm and metadata.get_bool(_PREFIX + "add_space_prefix", True),
+        strips=_strips(metadata, texts, types) if spm else frozenset(),
+    )
+
+
+def _strips(metadata: Metadata, texts: Sequence[bytes], types: bytes) -> frozenset[int]:
+    """By the model's name, as llama.cpp does, and by the architecture: names are often changed."""
+    names = (metadata.get_str(f"general.{key}", "").lower() for key in ("name", "architecture"))
+    if not any(phi in name for name in names for phi in _STRIPPING):
+        return frozenset()
+    special = (layout.CONTROL, layout.USER_DEFINED, layout.UNKNOWN)
+    return frozenset(
+        i for i, t in enumerate(types) if t in special and texts[i] not in _NOT_STRIPPING
     )
 
 
