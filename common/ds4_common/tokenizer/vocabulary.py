@@ -85,7 +85,7 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    strips: frozenset[int]  # special tokens that white space after them goes with
+    strips: frozenset[int] = frozenset()  # special tokens that white space after them goes with
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
