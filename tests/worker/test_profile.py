@@ -17,15 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds4_common import client
 from ds4_common.errors import Ds4Error, UsageError
 from ds4_worker import cli as server_cli
+from ds4_worker.address import Address
 from ds4_worker.engine import ranges
 from ds4_worker.engine.api import Generation
 from ds4_worker.engine.core import EngineCore
 from ds4_worker.executor.api import ExecutorConfig
-from ds4_worker.profile import cli, commands, load, tools
+from ds4_worker.profile import cli, commands, load, target, tools
 from ds4_worker.profile.commands import Settings
 from helpers import stack
+from helpers.brokers import broker
 from helpers.fake_executor import FakeExecutor
 from helpers.fake_model import VOCABULARY, ByteDetokenizer
 from helpers.tiny_gguf import write_llama
@@ -104,7 +107,14 @@ def test_the_flags_page_knows_exactly_the_flags_of_every_verb() -> None:
     [
         (["open"], "name a model with -m, or an owner with --manifest"),
         (["open", "--manifest", "/nowhere/w"], "no owner answers at /nowhere/w.*with -m"),
-        (["open", "-m", "m.gguf", "--manifest", "w", "--print", "--port", "0"], "--port 0"),
+        (["open", "-m", "m.gguf", "--manifest", "w", "--print", "--port", "0"],
+         "--port 0: .*give one"),
+        (["open", "-m", "m.gguf", "--manifest", "w", "--print", "--port", "65536"], "--port 65536"),
+        (["load", "--host", "unix:"], "--host unix:: expected a path"),
+        (["load", "--host", "unix:/s", "--port", "1"], "leave out --port"),
+        (["load", "--name", "b", "--port", "1"], "leave out --host and --port"),
+        (["load", "--name", "b"], "name a model with -m, or an owner with --manifest"),
+        (["load", "--manifest", "w"], "give its --name, too"),
         (["open", "-m", "m.gguf", "--manifest", "w", "--print", "--max-tokens", "0"],
          "--max-tokens 0: expected at least 1"),
         (["open", "--tool", "gdb"], "invalid choice: 'gdb'"),
@@ -172,9 +182,44 @@ def test_the_load_sends_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -
     assert "HTTP 400" in captured.err
 
 
-def test_a_load_without_a_worker_gives_up_with_the_reason() -> None:
-    with pytest.raises(Ds4Error, match=r"no healthy worker at port .*refused"):
-        load.wait_until_healthy(stack.free_port(), seconds=0)
+@pytest.mark.parametrize("where", ["unix", "name"])
+def test_a_load_finds_a_worker_at_its_socket_and_by_its_name(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ds4-p-") as folder:
+        path, manifest = Path(folder) / "http", Path(folder) / "w"
+        flags = ["--host", f"unix:{path}"]
+        if where == "name":
+            flags = ["--name", "b", "--manifest", str(manifest)]
+        model = write_llama(Path(folder) / "tiny.gguf")
+        with stack.owner(model, Path(folder)), stack.worker(manifest, path, "--name", "b"):
+            assert cli.main(["load", *flags, "--prompt-tokens", "9", "--max-tokens", "2"]) == 0
+    assert "8 requests, medians" in capsys.readouterr().out
+
+
+def test_a_name_of_several_workers_is_refused_with_their_addresses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ds4-p-") as folder, broker(Path(folder)) as stage:
+        stage.ready()
+        with client.connect(stage.path) as connection:
+            for path in ("a", "b"):
+                connection.unix_listener(f"{folder}/{path}", "twin").close()
+            assert cli.main(["load", "--name", "twin", "--manifest", stage.path]) == 2
+    assert f"choose one: {folder}/a, {folder}/b" in capsys.readouterr().err
+
+
+def test_a_load_without_a_worker_gives_up_with_the_reason(tmp_path: Path) -> None:
+    for worker, reason in (
+        (target.at(Address("127.0.0.1", stack.free_port())), "http://127.0.0.1:.*refused"),
+        (target.at(Address(path=str(tmp_path / "s"))), "unix:.*/s: .*No such file"),
+        (target.named("b", str(tmp_path / "w")), "no owner answers at .*/w"),
+    ):
+        with pytest.raises(Ds4Error, match=f"no healthy worker in 0 s: {reason}"):
+            load.wait_until_healthy(worker, seconds=0)
+    with tempfile.TemporaryDirectory(prefix="ds4-p-") as folder, broker(Path(folder)) as stage:
+        with pytest.raises(Ds4Error, match="no worker --name b has asked"):
+            load.wait_until_healthy(target.named("b", stage.path), seconds=0)
 
 
 def test_the_decode_rate_counts_tokens_after_the_first() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ds4_common import client
-from ds4_worker.profile import cli, commands, load
+from ds4_worker.address import Address
+from ds4_worker.profile import cli, commands, load, target
 from ds4_worker.profile.session import Pane, ProfileSession
 from helpers import stack
 from helpers.tiny_gguf import write_llama
@@ -52,11 +53,17 @@ class Desk:
         return cli.main([verb, *where, *arguments])
 
     def open(self, *arguments: str) -> int:
+        return self.open_at("--port", str(self.port), *arguments)
+
+    def open_at(self, *arguments: str) -> int:
         return self.profile(
-            "open", "--manifest", str(self.manifest), "--port", str(self.port),
+            "open", "--manifest", str(self.manifest),
             "--out", str(self.folder / "out"), "--prompt-tokens", "9", "--max-tokens", "3",
             "--requests", "2", *arguments,
         )  # fmt: skip
+
+    def wait_until_healthy(self) -> None:
+        load.wait_until_healthy(target.at(Address("127.0.0.1", self.port)))
 
     def panes(self) -> dict[str, Pane]:
         return ProfileSession.find("s", self.socket).panes()
@@ -161,11 +168,24 @@ def test_an_owner_that_runs_elsewhere_is_used_and_left(
         assert desk.open() == 0
         assert f"owner pid {owner.process.pid} runs already" in capsys.readouterr().out
         assert "owner" not in desk.panes()
-        load.wait_until_healthy(desk.port)
+        desk.wait_until_healthy()
         assert desk.profile("close", "--owner") == 0
         assert desk.panes() == {}
         assert owner.process.poll() is None
         assert desk.workers() == []
+
+
+@pytest.mark.parametrize("where", ["--host unix:{folder}/http", "--port 0 --name b"])
+def test_a_worker_anywhere_is_opened_loaded_and_restarted(
+    where: str, desk: Desk, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.folder)
+    with stack.owner(model, desk.folder):
+        assert desk.open_at(*where.format(folder=".").split()) == 0
+        assert "2 requests, medians" in desk.finished("load")
+        assert desk.profile("restart", "--requests", "1") == 0
+        assert "1 requests, medians" in desk.finished("load")
+        assert desk.profile("close") == 0
 
 
 def test_a_session_of_the_users_own_is_joined_and_survives(desk: Desk, model: Path) -> None:
@@ -173,7 +193,7 @@ def test_a_session_of_the_users_own_is_joined_and_survives(desk: Desk, model: Pa
     with stack.owner(model, desk.folder):
         assert desk.profile("restart") == 2, "it is no profiling session yet"
         assert desk.open() == 0
-        load.wait_until_healthy(desk.port)
+        desk.wait_until_healthy()
         assert desk.profile("close") == 0
     assert desk.tmux("list-windows", "-t", "s", "-F", "#{window_name}") == "mine\n"
 
@@ -186,5 +206,5 @@ def test_a_worker_that_cannot_start_shows_why_and_is_replaced_by_restart(
         assert "--ctx: got 1, expected 2" in desk.finished("worker")
         assert "load" not in desk.panes()
         assert desk.profile("restart", "--", "--ctx", "64") == 0
-        load.wait_until_healthy(desk.port)
+        desk.wait_until_healthy()
         assert "ctx=64" in desk.text("worker")

@@ -76,9 +76,16 @@ def _port(host: str, text: str) -> int:
     raise UsageError(f"--host {host}: got port {text!r}, expected 0 to 65535")
 
 
+def url(address: Address) -> str:
+    """How a client names an address."""
+    if address.path:
+        return f"{_UNIX}{address.path}"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"http://{host}:{address.port}"
+
+
 def url_of(listener: socket.socket) -> str:
-    """How a client names the address of a listening socket."""
+    """The same of a listening socket."""
     if listener.family == socket.AF_UNIX:
-        return f"{_UNIX}{listener.getsockname()}"
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url(Address(path=listener.getsockname()))
+    return url(Address(*listener.getsockname()[:2]))

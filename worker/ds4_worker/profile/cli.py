@@ -18,15 +18,18 @@ from ds4_common import client
 from ds4_common.errors import Ds4Error, OwnerUnavailable, UsageError
 from ds4_common.paths import MANIFEST_VARIABLE
 from ds4_common.version import version_line
-from ds4_worker import private_owner
-from ds4_worker.profile import commands, load, tools
+from ds4_worker import address, private_owner
+from ds4_worker.address import Address
+from ds4_worker.profile import commands, load, target, tools
 from ds4_worker.profile.commands import Settings
 from ds4_worker.profile.session import ProfileSession
+from ds4_worker.profile.target import Target
 
 USAGE = """\
 ds4-profile open [-m FILE] [--manifest FILE] [--tool TOOL] [options] [-- WORKER-FLAGS]
        ds4-profile restart [--tool TOOL] [options] [-- WORKER-FLAGS]
-       ds4-profile load [--port N] [load options]
+       ds4-profile load [--host ADDRESS] [--port N] [load options]
+       ds4-profile load --name NAME [--manifest FILE | -m FILE] [load options]
        ds4-profile close [--owner]"""
 TOOL_NAMES = (tools.NO_TOOL, *tools.TOOLS)
 
@@ -42,11 +45,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version_line(parser.prog))
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="open|restart|load|close")
     opened = verbs.add_parser("open", help="open or join the session", allow_abbrev=False)
-    opened.add_argument("-m", "--model", metavar="FILE", help="what an owner window loads, unless"
-                        " an owner of it runs already")  # fmt: skip
-    opened.add_argument("--manifest", metavar="FILE", help="the owner's manifest (default:"
-                        f" ${MANIFEST_VARIABLE}, else that of -m's private owner)")  # fmt: skip
-    opened.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
     opened.add_argument("--out", default="ds4-profiles", metavar="DIR",
                         help="where reports go (default: ds4-profiles)")  # fmt: skip
     opened.add_argument("--detach", action="store_true", help="do not attach this terminal")
@@ -55,7 +53,15 @@ def build_parser() -> argparse.ArgumentParser:
     closed = verbs.add_parser("close", help="end the worker; the owner stays", allow_abbrev=False)
     closed.add_argument("--owner", action="store_true", help="end the owner of this session too")
     sent = verbs.add_parser("load", help="send requests to a worker", allow_abbrev=False)
-    sent.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000")
+    _add_owner(opened, "what an owner window loads, unless an owner of it runs already")
+    _add_owner(sent, "with --name: whose private owner knows the worker")
+    for verb in (opened, sent):
+        verb.add_argument("--host", metavar="ADDRESS", help="of the worker, as ds4-server has it:"
+                          " also [IPV6]:PORT or unix:PATH (default: 127.0.0.1)")  # fmt: skip
+        verb.add_argument("--port", type=int, metavar="N", help="of the worker (default: 8000);"
+                          " 0, with open --name: any")  # fmt: skip
+        verb.add_argument("--name", default="", metavar="NAME", help="of the worker; load finds"
+                          " its address by it")  # fmt: skip
     for verb in (opened, again, closed):
         verb.add_argument("--session", default="ds4", metavar="NAME", help="default: ds4")
         verb.add_argument("--socket", metavar="NAME", help="of the tmux server (tmux -L)")
@@ -73,6 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
         ):
             group.add_argument(f"--{name}", type=int, metavar="N", help=text)
     return parser
+
+
+def _add_owner(verb: argparse.ArgumentParser, model: str) -> None:
+    verb.add_argument("-m", "--model", metavar="FILE", help=model)
+    verb.add_argument("--manifest", metavar="FILE", help="the owner's manifest (default:"
+                      f" ${MANIFEST_VARIABLE}, else that of -m's private owner)")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,11 +110,11 @@ def _dispatch(options: argparse.Namespace) -> int:
             session.settings()  # or there is nothing to close
             session.close(owner=options.owner)
             return 0
-    sent = _merged(Settings(manifest="", port=_port(options.port)), options)
+    sent = _merged(Settings(manifest=""), options)
     if not sent.requests:
         raise UsageError("--requests 0: nothing to send")
     done = load.run(
-        sent.port, requests=sent.requests, prompt_tokens=sent.prompt_tokens,
+        _target(options), requests=sent.requests, prompt_tokens=sent.prompt_tokens,
         max_tokens=sent.max_tokens, concurrency=sent.concurrency,
     )  # fmt: skip
     load.print_summary(done)
@@ -115,7 +127,8 @@ def _open(options: argparse.Namespace) -> int:
         Settings(
             manifest=manifest,
             model=None if options.model is None else os.path.realpath(options.model),
-            port=_port(options.port),
+            address=_address(options),
+            name=options.name,
             folder=os.path.abspath(options.out),
         ),
         options,
@@ -180,10 +193,27 @@ def _merged(settings: Settings, options: argparse.Namespace) -> Settings:
     return msgspec.structs.replace(settings, **changes)
 
 
-def _port(port: int) -> int:
-    if not 1 <= port <= 65535:
-        raise UsageError(f"--port {port}: expected 1 to 65535")
-    return port
+def _address(options: argparse.Namespace) -> Address:
+    """Where the worker is to serve. A path is the same in every window."""
+    if options.port is not None and not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port}: expected 0 to 65535")
+    found = address.parse(options.host, options.port)
+    if found.path:
+        return Address(path=os.path.abspath(found.path))
+    if not found.port and not options.name:
+        raise UsageError("--port 0: the port that it becomes is found by a --name; give one")
+    return found
+
+
+def _target(options: argparse.Namespace) -> Target:
+    """The worker that `load` is for."""
+    if not options.name:
+        if options.manifest or options.model:
+            raise UsageError("--manifest and -m name the owner of a worker; give its --name, too")
+        return target.at(_address(options))
+    if options.host is not None or options.port is not None:
+        raise UsageError("--name says where the worker is; leave out --host and --port")
+    return target.named(options.name, _owner(options.model, options.manifest)[0])
 
 
 def _print_commands(settings: Settings, pid: int | None) -> None:

@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from ds4_worker.address import DEFAULT_HOST, DEFAULT_PORT, Address
 from ds4_worker.profile import tools
 
 ROLES = ("owner", "worker", "status", "load")
@@ -24,7 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest: str
     model: str | None = None  # what an owner window loads; None: over an existing owner
-    port: int = 8000
+    address: Address = Address(DEFAULT_HOST, DEFAULT_PORT)  # port 0: any, found by the name
+    name: str = ""  # of the worker
     tool: str = tools.NO_TOOL
     folder: str = "."
     worker_flags: tuple[str, ...] = ()
@@ -51,7 +53,8 @@ def owner(settings: Settings) -> list[str]:
 def worker(settings: Settings, report: str) -> list[str]:
     """Under the session's tool, which writes to `report`."""
     command = program("ds4-server", "ds4_worker.cli")
-    command += ["--manifest", settings.manifest, "--port", str(settings.port)]
+    command += ["--manifest", settings.manifest, *_at(settings.address)]
+    command += ["--name", settings.name] if settings.name else []
     command += ["--wait-owner", str(WAIT_OWNER_SECONDS), *settings.worker_flags]
     return tools.wrapped(settings.tool, report, command)
 
@@ -63,10 +66,21 @@ def status(settings: Settings) -> list[str]:
 
 def load(settings: Settings) -> list[str]:
     command = [*program("ds4-profile", "ds4_worker.profile.cli"), "load"]
-    command += ["--port", str(settings.port), "--requests", str(settings.requests)]
+    if settings.address.path or settings.address.port:
+        command += _at(settings.address)
+    else:
+        command += ["--name", settings.name, "--manifest", settings.manifest]
+    command += ["--requests", str(settings.requests)]
     command += ["--prompt-tokens", str(settings.prompt_tokens)]
     command += ["--max-tokens", str(settings.max_tokens)]
     return [*command, "--concurrency", str(settings.concurrency)]
+
+
+def _at(address: Address) -> list[str]:
+    if address.path:
+        return ["--host", f"unix:{address.path}"]
+    host = [] if address.host == DEFAULT_HOST else ["--host", address.host]
+    return [*host, "--port", str(address.port)]
 
 
 def report_path(settings: Settings) -> str:

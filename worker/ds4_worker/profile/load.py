@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ds4_common.errors import Ds4Error
+from ds4_worker.address import Address, url
 from ds4_worker.bench import processes
+from ds4_worker.profile.target import Target, connected
 
 HEALTHY_SECONDS = 3600.0  # a large model may take that long to load
 _ANSWER_SECONDS = 60.0
@@ -38,36 +40,48 @@ class Done:
 
 
 def run(
-    port: int, *, requests: int, prompt_tokens: int, max_tokens: int, concurrency: int = 1
+    worker: Target, *, requests: int, prompt_tokens: int, max_tokens: int, concurrency: int = 1
 ) -> list[Done]:
     """Waits for a healthy worker, then sends everything. Raises Ds4Error when one is refused."""
-    wait_until_healthy(port)
+    address = wait_until_healthy(worker)
     with ThreadPoolExecutor(concurrency) as clients:
         asked = [
-            clients.submit(_ask, port, f"{number}{_WORD * prompt_tokens}", max_tokens)
+            clients.submit(_ask, address, f"{number}{_WORD * prompt_tokens}", max_tokens)
             for number in range(requests)
         ]
         return [_report(number, item.result()) for number, item in enumerate(asked)]
 
 
-def wait_until_healthy(port: int, seconds: float = HEALTHY_SECONDS) -> None:
-    """Returns at the first 200 of /health. Raises Ds4Error when none comes: a worker that has no
-    owner yet does not listen, one whose owner loads answers 503."""
+def wait_until_healthy(worker: Target, seconds: float = HEALTHY_SECONDS) -> Address:
+    """Returns at the first 200 of /health, with where it came from. Raises Ds4Error when none
+    comes: a worker that has no owner yet does not listen, one whose owner loads answers 503."""
     give_up = time.monotonic() + seconds
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-        try:
-            connection.request("GET", "/health")
-            seen = f"/health says {connection.getresponse().status}"
-        except (OSError, http.client.HTTPException) as error:
-            seen = str(error) or type(error).__name__
-        finally:
-            connection.close()
-        if seen == "/health says 200":
-            return
+        found = worker()
+        if isinstance(found, Address):
+            seen = _health(found)
+            if not seen:
+                return found
+            seen = f"{url(found)}: {seen}"
+        else:
+            seen = found
         if time.monotonic() > give_up:
-            raise Ds4Error(f"no healthy worker at port {port} in {seconds:g} s: {seen}")
+            raise Ds4Error(f"no healthy worker in {seconds:g} s: {seen}")
         time.sleep(_POLL_SECONDS)
+
+
+def _health(address: Address) -> str:
+    """Why a worker is not healthy; empty when it is."""
+    connection = http.client.HTTPConnection("localhost")
+    try:
+        connection.sock = connected(address, _ANSWER_SECONDS)
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return "" if status == 200 else f"/health says {status}"
 
 
 def _report(number: int, done: Done) -> Done:
@@ -79,7 +93,7 @@ def _report(number: int, done: Done) -> Done:
     return done
 
 
-def _ask(port: int, prompt: str, max_tokens: int) -> Done:
+def _ask(address: Address, prompt: str, max_tokens: int) -> Done:
     body: dict[str, object] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -91,7 +105,7 @@ def _ask(port: int, prompt: str, max_tokens: int) -> Done:
     first: float | None = None
     usage: object = None
     start = time.perf_counter()
-    with processes.connect(port) as connection:
+    with connected(address, _ANSWER_SECONDS) as connection:
         processes.send_post(connection, "/v1/completions", body)
         for moment, event in processes.stream_events(connection):
             if "error" in event:
