@@ -1,20 +1,22 @@
 /* Compares every vector kernel of this build with its scalar reference, bit for bit.
  *
  * For machines that Python does not run on in a test: built for 64-bit ARM and run by an emulator
- * (tests/common/test_neon.py). The same claims as tests/common/test_matmul_kernels.py, fewer cases.
- * Prints one line for each kind of kernel and exits with 1 at the first difference.
+ * (tests/common/test_neon.py). The same claims as tests/common/test_matmul_kernels.py and
+ * test_matmul_edges.py, fewer cases. Prints one line for each kind of kernel of each instruction set
+ * that this machine runs, and exits with 1 at the first difference.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kv.h"
 #include "matmul.h"
 #include "op_vector.h"
 #include "repack.h"
 
-enum { MAX_COLS = 1024, MAX_ROWS = 24, MAX_COLUMNS = 11, ROUNDS = 3 };
+enum { MAX_COLS = 1024, MAX_ROWS = 24, FEW_COLUMNS = 11, MAX_COLUMNS = 130, ROUNDS = 3 };
 
 static uint64_t state = 88172645463325252ull;
 
@@ -75,42 +77,84 @@ static void check_quantize(int isa) {
 
 /* ---- matrices -------------------------------------------------------------------------------- */
 
-static void check_rectangles(const ds4_weight *w, int isa, const uint8_t *acts, size_t stride) {
-    static float scalar[MAX_COLUMNS * MAX_ROWS], vector[MAX_COLUMNS * MAX_ROWS];
-    int64_t granule = ds4_row_granule(w->type, w->layout);
-    for (int64_t n = 1; n <= MAX_COLUMNS; n++)
-        for (int64_t row0 = 0; row0 < w->rows; row0 += granule * 5) {
-            memset(scalar, 0, sizeof scalar), memset(vector, 0, sizeof vector);
-            ds4_matmul_kernel(w->type, w->layout, DS4_ISA_SCALAR)(w, row0, w->rows, acts, stride, n,
-                                                                  scalar, MAX_ROWS);
-            ds4_matmul_kernel(w->type, w->layout, isa)(w, row0, w->rows, acts, stride, n, vector,
-                                                       MAX_ROWS);
-            expect(same(scalar, vector, MAX_COLUMNS * MAX_ROWS), "matmul", w->type, n);
-        }
+/* `bytes` of memory that end where nothing is mapped: one read or written beyond ends the program. */
+static uint8_t *edge(int area, size_t bytes) {
+    enum { AREA = 1 << 21, PAGE = 1 << 16 };
+    static uint8_t *areas[3];
+    if (!areas[area]) {
+        areas[area] = mmap(NULL, AREA + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        expect(areas[area] != MAP_FAILED && !mprotect(areas[area] + AREA, PAGE, PROT_NONE), "mmap", 0, 0);
+    }
+    expect(bytes <= AREA, "size of an area", 0, (int64_t)bytes);
+    return areas[area] + AREA - bytes;
 }
 
-static int check_type(uint32_t type, int isa) {
-    static uint8_t raw[MAX_ROWS * MAX_COLS * 4], packed[MAX_ROWS * MAX_COLS * 4];
-    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
+/* Every number of columns around those at which a kernel changes its way, up to `most`. */
+static int64_t next_columns(int64_t n, int64_t most) {
+    static const int64_t apart[] = {16, 17, 31, 63, 64, 65, 66, 67, 71, 130};
+    for (size_t i = 0; n >= FEW_COLUMNS && i < sizeof apart / sizeof *apart; i++)
+        if (apart[i] > n) return apart[i] <= most ? apart[i] : most + 1;
+    return n + 1;
+}
+
+static void check_rectangles(const ds4_weight *w, int isa, const uint8_t *acts, size_t stride,
+                             int64_t most) {
+    static float scalar[MAX_COLUMNS * MAX_ROWS];
+    int64_t granule = ds4_row_granule(w->type, w->layout);
+    ds4_matmul_fn kernel = ds4_matmul_kernel(w->type, w->layout, isa);
+    memset(scalar, 0, sizeof scalar);
+    ds4_matmul_kernel(w->type, w->layout, DS4_ISA_SCALAR)(w, 0, w->rows, acts, stride, most, scalar,
+                                                          w->rows);
+    for (int64_t n = 1; n <= most; n = next_columns(n, most)) {
+        size_t bytes = (size_t)(n * w->rows) * sizeof(float);
+        float *vector = (float *)(void *)edge(0, bytes);
+        uint8_t *columns = edge(1, (size_t)n * stride);
+        memcpy(columns, acts, (size_t)n * stride);
+        for (int64_t row0 = 0; row0 < w->rows; row0 += granule * 5) {
+            memset(vector, 0, bytes);
+            kernel(w, row0, w->rows, columns, stride, n, vector, w->rows);
+            for (int64_t c = 0; c < n; c++) {
+                const float *y = vector + c * w->rows;
+                expect(same(scalar + c * w->rows + row0, y + row0, w->rows - row0), "matmul", w->type, n);
+                for (int64_t r = 0; r < row0; r++) expect(y[r] == 0.0f, "other rows", w->type, n);
+            }
+        }
+    }
+}
+
+static void quantize_columns(int format, int64_t cols, int64_t n, uint8_t *acts) {
     static float x[MAX_COLS];
+    for (int64_t c = 0; c < n; c++) {
+        fill_floats(x, cols);
+        if (c % 5 == 3) x[random_bits() % cols] = INFINITY;
+        ds4_act_quantize(format, x, cols, acts + (size_t)c * ds4_act_bytes(format, cols), DS4_ISA_SCALAR);
+    }
+}
+
+/* Raw rows of random bytes, and the same packed; in the last round few blocks, many columns. */
+static int check_type(uint32_t type, int isa) {
+    static uint8_t raw[MAX_ROWS * MAX_COLS * 4];
+    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
     int format = ds4_act_format(type);
     if (format < 0) return 0;
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round <= ROUNDS; round++) {
         int64_t step = ds4_block_weights(type) < 16 ? 1 : ds4_block_weights(type);
-        int64_t cols = step == 1 ? 1 + random_bits() % 200 : step * (1 + random_bits() % (MAX_COLS / step));
+        int64_t most = round < ROUNDS ? FEW_COLUMNS : MAX_COLUMNS;
+        int64_t range = round < ROUNDS ? MAX_COLS : 512;
+        int64_t cols = step == 1 ? 1 + random_bits() % 200 : step * (1 + random_bits() % (range / step));
         int64_t rows = round ? 8 * (1 + random_bits() % 3) : 13;
         size_t stride = ds4_act_bytes(format, cols);
+        quantize_columns(format, cols, most, acts);
         for (size_t i = 0; i < sizeof raw; i++) raw[i] = (uint8_t)random_bits();
-        for (int64_t c = 0; c < MAX_COLUMNS; c++) {
-            fill_floats(x, cols);
-            ds4_act_quantize(format, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
-        }
-        ds4_weight w = {raw, type, DS4_LAYOUT_RAW, rows, cols, 0, 0};
-        check_rectangles(&w, isa, acts, stride);
+        size_t bytes = (size_t)ds4_layout_bytes(type, DS4_LAYOUT_RAW, rows, cols);
+        uint8_t *data = edge(2, bytes);
+        memcpy(data, raw, bytes);
+        ds4_weight w = {data, type, DS4_LAYOUT_RAW, rows, cols, 0, 0};
+        check_rectangles(&w, isa, acts, stride, most);
         if (!ds4_pack_possible(type, rows, cols)) continue;
-        ds4_pack_rows(type, raw, packed, 0, rows, cols);
-        w.data = packed, w.layout = DS4_LAYOUT_X8;
-        check_rectangles(&w, isa, acts, stride);
+        ds4_pack_rows(type, raw, data, 0, rows, cols);
+        w.layout = DS4_LAYOUT_X8;
+        check_rectangles(&w, isa, acts, stride, most);
     }
     return 1;
 }
@@ -124,23 +168,20 @@ static void check_matrices(int isa) {
 /* A few rows in the middle of a tensor of many, as one expert's are. */
 static void check_aligned(uint32_t type, int kind, int isa) {
     enum { TENSOR_ROWS = 3 * MAX_ROWS };
-    static uint8_t raw[TENSOR_ROWS * MAX_COLS], artifact[TENSOR_ROWS * MAX_COLS];
-    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
-    static float x[MAX_COLS];
+    static uint8_t raw[TENSOR_ROWS * MAX_COLS];
+    static _Alignas(64) uint8_t acts[FEW_COLUMNS * 8 * MAX_COLS];
     for (int round = 0; round < ROUNDS; round++) {
         int64_t cols = 256 * (1 + round), pair = kind == DS4_Q2_K_ALIGNED ? 2 : 1;
         size_t stride = ds4_act_bytes(DS4_ACT_Q8_256, cols);
         ds4_repack_shape shape = {cols, MAX_ROWS, 3, TENSOR_ROWS / pair, pair,
                                   ds4_layout_bytes(type, (uint32_t)kind, TENSOR_ROWS, cols)};
+        uint8_t *artifact = edge(2, (size_t)shape.dst_bytes);
         for (size_t i = 0; i < sizeof raw; i++) raw[i] = (uint8_t)random_bits();
-        for (int64_t c = 0; c < MAX_COLUMNS; c++) {
-            fill_floats(x, cols);
-            ds4_act_quantize(DS4_ACT_Q8_256, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
-        }
+        quantize_columns(DS4_ACT_Q8_256, cols, FEW_COLUMNS, acts);
         expect(!ds4_repack(kind, &shape, raw, 0, shape.units, artifact), "repack", type, round);
         ds4_weight whole = {artifact, type, (uint32_t)kind, TENSOR_ROWS, cols, 0, 0};
         ds4_weight part = ds4_weight_rows(&whole, MAX_ROWS - 2, 20);
-        check_rectangles(&part, isa, acts, stride);
+        check_rectangles(&part, isa, acts, stride, FEW_COLUMNS);
         ds4_weight plain = {raw, type, DS4_LAYOUT_RAW, TENSOR_ROWS, cols, 0, 0};
         plain = ds4_weight_rows(&plain, MAX_ROWS - 2, 20);
         static float as_raw[MAX_ROWS], as_artifact[MAX_ROWS];
@@ -151,23 +192,21 @@ static void check_aligned(uint32_t type, int kind, int isa) {
 }
 
 static void check_planes(uint32_t type, int isa) {
-    static uint8_t raw[MAX_ROWS * MAX_COLS], planes[MAX_ROWS * MAX_COLS], back[MAX_ROWS * MAX_COLS];
-    static _Alignas(64) uint8_t acts[MAX_COLUMNS * 8 * MAX_COLS];
-    static float x[MAX_COLS], as_raw[MAX_ROWS], as_planes[MAX_ROWS];
+    static uint8_t raw[MAX_ROWS * MAX_COLS], back[MAX_ROWS * MAX_COLS];
+    static _Alignas(64) uint8_t acts[FEW_COLUMNS * 8 * MAX_COLS];
+    static float as_raw[MAX_ROWS], as_planes[MAX_ROWS];
     for (int round = 0; round < ROUNDS; round++) {
         int64_t cols = 256 * (1 + round), rows = 13;
         size_t stride = ds4_act_bytes(DS4_ACT_Q8_256, cols);
         for (size_t i = 0; i < sizeof raw; i++) raw[i] = (uint8_t)random_bits();
-        for (int64_t c = 0; c < MAX_COLUMNS; c++) {
-            fill_floats(x, cols);
-            ds4_act_quantize(DS4_ACT_Q8_256, x, cols, acts + (size_t)c * stride, DS4_ISA_SCALAR);
-        }
+        quantize_columns(DS4_ACT_Q8_256, cols, FEW_COLUMNS, acts);
+        uint8_t *planes = edge(2, (size_t)ds4_layout_bytes(type, DS4_LAYOUT_IQ2_PLANES, rows, cols));
         expect(!ds4_planes_pack(type, raw, planes, rows, cols), "planes", type, round);
         expect(!ds4_planes_unpack(type, planes, back, rows, cols), "raw blocks", type, round);
         size_t bytes = (size_t)ds4_layout_bytes(type, DS4_LAYOUT_RAW, rows, cols);
         expect(!memcmp(raw, back, bytes), "raw blocks", type, round);
         ds4_weight w = {planes, type, DS4_LAYOUT_IQ2_PLANES, rows, cols, 0, 0};
-        check_rectangles(&w, isa, acts, stride);
+        check_rectangles(&w, isa, acts, stride, FEW_COLUMNS);
         ds4_weight plain = {raw, type, DS4_LAYOUT_RAW, rows, cols, 0, 0};
         ds4_matmul_kernel(type, w.layout, isa)(&w, 0, rows, acts, stride, 1, as_planes, rows);
         ds4_matmul_kernel(type, plain.layout, isa)(&plain, 0, rows, acts, stride, 1, as_raw, rows);
@@ -304,13 +343,16 @@ static void check_caches(int isa) {
 }
 
 int main(void) {
-    int isa = ds4_isa_best();
-    printf("instruction set %d\n", isa);
-    if (isa == DS4_ISA_SCALAR) return 2;
-    check_quantize(isa);
-    check_matrices(isa);
-    check_all_aligned(isa);
-    check_vectors(isa);
-    check_caches(isa);
-    return 0;
+    int checked = 0;
+    for (int isa = DS4_ISA_SCALAR + 1; isa < DS4_ISAS; isa++) {
+        if (!ds4_isa_runs(isa)) continue;
+        printf("instruction set %d\n", isa);
+        check_quantize(isa);
+        check_matrices(isa);
+        check_all_aligned(isa);
+        check_vectors(isa);
+        check_caches(isa);
+        checked++;
+    }
+    return checked ? 0 : 2;
 }

@@ -8,8 +8,8 @@
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <math.h>
 
-#include "neon.h"
 #include "planes.h"
+#include "super_x8_neon.h"
 
 #define COLUMNS 8
 
@@ -19,10 +19,6 @@ typedef struct {
     int16_t sc[16], mn[16];
     float d, m;
 } super_block;
-
-DS4_INLINE int has_minima(uint32_t type) {
-    return type == DS4_Q2_K || type == DS4_Q4_K || type == DS4_Q5_K;
-}
 
 /* ---- unpackers ------------------------------------------------------------------------------- */
 
@@ -240,7 +236,7 @@ KERNEL(iq4_xs, DS4_IQ4_XS)
 KERNEL(any_super, DS4_SUPER) /* no type's number: by the scalar unpacker */
 
 ds4_matmul_fn ds4_matmul_neon_super(uint32_t type, uint32_t layout) {
-    if (layout == DS4_LAYOUT_X8) return NULL;
+    if (layout == DS4_LAYOUT_X8) return ds4_matmul_neon_super_x8(type);
     switch (type) {
     case DS4_Q2_K: return q2_k;
     case DS4_Q3_K: return q3_k;
