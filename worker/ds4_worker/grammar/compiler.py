@@ -1,9 +1,9 @@
 """Grammars compiled for one vocabulary, and their places in sequences.
 
-Owns: the library's tokenizer (built with the first grammar, once per process), compiled grammars by
-their text, and what the library does not do by itself: it never raises, but in its error state
-allows nothing but the end, so that every failure would look like a clean stop. Here each call is
-checked. Imported with the first constrained request.
+Owns: the library's tokenizer (built with the first grammar, once per process), and what the library
+does not do by itself: it never raises, but in its error state allows nothing but the end, so that
+every failure would look like a clean stop. Here each call is checked. Imported with the first
+constrained request.
 
 Forced tokens of the library (`compute_ff_tokens`) are not used: the model draws every token, so a
 grammar changes which tokens can be drawn and nothing else.
@@ -15,14 +15,15 @@ import ctypes
 import math
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from functools import cached_property, partial
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ds4_common.errors import GrammarError, GrammarFailure
+from ds4_worker.grammar.kept import GrammarStats, Kept
 from ds4_worker.grammar.source import check_size
 
 MAX_SYMBOLS = 32_000
@@ -31,10 +32,6 @@ MAX_SYMBOLS = 32_000
 MAX_MULTIPLE = 20_000
 _MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([0-9][0-9.eE+-]{0,63})')
 _MESSAGE_CHARS = 1000  # of the library, which repeats lines of the grammar however long they are
-# Compiled grammars that are kept: an agent sends the same few again and again. The library does not
-# tell their size; measured, they take some hundred times the memory of their text.
-_KEPT = 64
-_KEPT_CHARS = 1 << 20
 
 
 class Vocabulary(Protocol):
@@ -67,13 +64,14 @@ class Compiler:
         self._delimiters = frozenset(delimiters)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
-        self._kept_chars = 0
+        self.stats = GrammarStats()
+        self._kept: Kept[CompiledGrammar] | None = None  # none before the tokenizer
 
     def knows(self, source: str) -> bool:
         """Whether a grammar is compiled already."""
-        return source in self._kept
+        return self._kept is not None and source in self._kept
 
+    @cached_property
     def special_tokens(self) -> dict[int, bytes]:
         """The tokens that a grammar can name, with their texts."""
         named = self._delimiters.union(
@@ -86,20 +84,13 @@ class Compiler:
         check_size(source)
         _check_multiples(source)
         with self._lock:
-            found = self._kept.get(source)
-            if found is None:
-                found = self._kept[source] = self._compile(source)
-                self._kept_chars += len(source)
-            self._kept.move_to_end(source)
-            while len(self._kept) > _KEPT or self._kept_chars > _KEPT_CHARS:
-                dropped, _ = self._kept.popitem(last=False)
-                self._kept_chars -= len(dropped)
-        return found
+            if self._tokenizer is None:
+                self._tokenizer = self._build_tokenizer()
+            if self._kept is None:
+                self._kept = Kept(self.stats)
+            return self._kept.get(source, partial(self._compile, self._tokenizer))
 
-    def _compile(self, source: str) -> CompiledGrammar:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            tokenizer = self._tokenizer = self._build_tokenizer()
+    def _compile(self, tokenizer: LLTokenizer, source: str) -> CompiledGrammar:
         limits = LLParserLimits(
             max_grammar_size=MAX_SYMBOLS,
             verbose_errors=False,  # no states and no grammars in messages
@@ -114,8 +105,7 @@ class Compiler:
     def _build_tokenizer(self) -> LLTokenizer:
         if not self._eos_ids:
             raise GrammarError("the model has no token that ends an answer")
-        special = self.special_tokens()
-        wrapped = _Wrapped(self._vocabulary, self._n_vocab, self._eos_ids[0], special)
+        wrapped = _Wrapped(self._vocabulary, self._n_vocab, self._eos_ids[0], self.special_tokens)
         return LLTokenizer(
             TokenizerWrapper(wrapped), n_vocab=self._n_vocab, eos_token=self._eos_ids
         )

@@ -182,10 +182,11 @@ class App:
 
             if service is None:
                 return metrics.render(metrics.Sources(self.counters))
-            context = service.model.context_tokens
-            return metrics.render(
-                metrics.Sources(self.counters, service.engine.stats, service.admission, context)
-            )
+            sources = metrics.Sources(
+                self.counters, service.engine.stats, service.admission, service.grammars.stats,
+                service.model.context_tokens,
+            )  # fmt: skip
+            return metrics.render(sources)
 
         body = await asyncio.to_thread(render)
         return Response(200, body, "text/plain; version=0.0.4; charset=utf-8")

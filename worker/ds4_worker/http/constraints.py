@@ -25,6 +25,7 @@ from ds4_worker.http.model import ServedModel
 
 if TYPE_CHECKING:
     from ds4_worker.grammar.compiler import Compiler
+    from ds4_worker.grammar.kept import GrammarStats
 
 _REFUSALS = 64
 
@@ -178,6 +179,11 @@ class GrammarService:
         self._turn = asyncio.Lock()
         self._refused: deque[str] = deque(maxlen=_REFUSALS)  # digests of what took too much
 
+    @property
+    def stats(self) -> GrammarStats | None:
+        """None before the first grammar."""
+        return None if self._compiler is None else self._compiler.stats
+
     async def compile(self, wanted: Wanted, model: ServedModel) -> Grammar:
         """Raises RequestError: 400 with the library's message, 501 without the library, 503 where
         the machine cannot try it now."""
@@ -229,7 +235,7 @@ class GrammarService:
             raise GrammarError("the grammar took too much to compile when it was asked for before")
         frontend = model.frontend
         try:
-            trial.run(source, frontend.vocabulary, frontend.eos_ids, compiler.special_tokens())
+            trial.run(source, frontend.vocabulary, frontend.eos_ids, compiler.special_tokens)
         except GrammarError:
             if not trial.stopped:
                 self._refused.append(digest)

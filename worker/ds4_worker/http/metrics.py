@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from ds4_worker.engine.stats import EngineStats, Histogram
+from ds4_worker.grammar.kept import GrammarStats
 from ds4_worker.http.admission import Admission
 from ds4_worker.http.counters import HttpCounters
 
@@ -31,6 +32,7 @@ class Sources(msgspec.Struct, frozen=True):
     counters: HttpCounters
     engine: EngineStats | None = None
     admission: Admission | None = None
+    grammars: GrammarStats | None = None  # of those compiled so far, if any
     context_tokens: int = 0  # per sequence
 
 
@@ -45,6 +47,7 @@ class _Collector(Collector):
             yield from _sequences(sources.engine, sources.admission)
             yield from _work(sources.engine)
             yield from _capacities(sources.engine, sources.admission, sources.context_tokens)
+            yield from _grammars(sources.grammars or GrammarStats())
 
 
 def _requests(counters: HttpCounters) -> Iterator[Metric]:
@@ -133,6 +136,18 @@ def _capacities(stats: EngineStats, admission: Admission, context: int) -> Itera
     yield _gauge("ds4_kv_bytes_used", "Bytes of KV pages held by sequences", stats.kv_bytes_used)
     yield _gauge("ds4_permits", "Sequences admitted at once, at most", admission.total)
     yield _gauge("ds4_permits_free", "Sequences that would be admitted now", admission.free)
+
+
+def _grammars(stats: GrammarStats) -> Iterator[Metric]:
+    yield _counter("ds4_grammars_compiled", "Grammars compiled", stats.compiled)
+    yield _counter(
+        "ds4_grammars_evicted", "Compiled grammars given up, least recently used first",
+        stats.evicted,
+    )  # fmt: skip
+    yield _gauge("ds4_grammars_kept", "Compiled grammars kept for requests to come", stats.kept)
+    yield _gauge(
+        "ds4_grammars_heap_bytes", "Growth of the heap since no grammar was kept", stats.heap_bytes
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
