@@ -125,6 +125,14 @@ def test_draws_scores_and_drafts_are_those_of_the_cpu(first: Process) -> None:
         assert everything or ON_DEVICE, name
 
 
+@pytest.mark.parametrize("room", [8192, 7], ids=["whole", "in parts"])
+def test_masks_biases_and_penalties_are_those_of_the_cpu_behind_drafts_too(
+    each: Process, room: int
+) -> None:
+    for name, same in each(claims.lists, room).items():
+        assert all(same), (name, same)
+
+
 def test_copied_and_shared_pages_give_the_bits_of_computed_ones(first: Process) -> None:
     assert first(claims.copied_pages) == {"copied": True, "mapped": True}
 

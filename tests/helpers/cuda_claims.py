@@ -21,8 +21,11 @@ from ds4_common.errors import Ds4Error
 from ds4_common.gguf import GgmlType
 from ds4_worker.engine.api import Generation, Output
 from ds4_worker.engine.core import EngineCore
+from ds4_worker.engine.draws import Draws
+from ds4_worker.executor import cuda_counts
 from ds4_worker.executor.api import (
     PENDING,
+    Adjustments,
     Executor,
     ExecutorConfig,
     Sampled,
@@ -36,6 +39,7 @@ from helpers.cuda_executors import Bench
 from helpers.executors import cpu_executor, generate
 from helpers.fake_model import ByteDetokenizer
 from helpers.prepared import Prepared, prepare_file
+from helpers.stride import Stride
 from helpers.tiny_gguf import TinyLlama, write_llama
 
 Rows = npt.NDArray[np.float32]
@@ -223,6 +227,63 @@ def draws() -> dict[str, list[bool]]:
         cuda.close()
 
 
+def lists(room: int) -> dict[str, list[bool]]:
+    """Draws with masks, biases and penalties, with drafts too, by both executors: as a sequence has
+    them that goes on. `room`: records of tokens seen that a step takes along."""
+    kinds: dict[str, dict[str, Any]] = {
+        "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+        "of the output": {"frequency_penalty": 0.8, "logprobs": 2},
+        "grammar": {"grammar": Stride(40), "repetition_penalty": 1.2},
+        "biases": {"logit_bias": tuple((t, t % 7 - 3.0) for t in range(0, 320, 2))},
+    }
+    before, cuda_counts.SEEN_ROOM = cuda_counts.SEEN_ROOM, room
+    cpu, cuda = cpu_executor(llama(), BASE), bench().executor(llama(), BASE)
+    try:
+        return {name: _in_turns([cpu, cuda], fields) for name, fields in kinds.items()}
+    finally:
+        cuda_counts.SEEN_ROOM = before
+        cpu.close()
+        cuda.close()
+
+
+def _in_turns(
+    executors: Sequence[CpuExecutor | CudaExecutor], fields: dict[str, Any]
+) -> list[bool]:
+    """Steps of three banks, the drafts partly right: whether each has the same draws."""
+    draws, last, at, same = [], [], [], []
+    for bank in range(3):
+        how = {"temperature": 0.8, "seed": bank, "max_tokens": 60, **fields}
+        wanted = Generation(prompt=ids(10 + bank, bank), **how)
+        draws.append(Draws(wanted))
+        last.append(list(wanted.prompt))
+        at.append(0)
+    guess: list[int] = []
+    for turn in range(6):
+        slices = []
+        for bank, own in enumerate(draws):
+            first = own.next()
+            after = own.ahead([*guess, 5, 5, 9][: 3 - bank]) if turn else []
+            drafts = [*guess, 5, 5, 9][: len(after)]
+            samples = [first, *after]
+            slices.append(Slice(bank, at[bank], [*last[bank], *drafts], samples[-1], samples[:-1]))
+        cpu, cuda = (executor.step(slices) for executor in executors)
+        same.append(cpu == cuda)
+        found = iter(cpu)
+        for bank, piece in enumerate(slices):
+            at[bank] += len(last[bank])
+            drawn = [next(found) for _ in range(len(piece.checks) + 1)]
+            for place, sampled in enumerate(drawn):
+                assert sampled is not None
+                assert sampled.error is None
+                draws[bank].accept(sampled.token)
+                last[bank] = [sampled.token]
+                if place == len(piece.drafts) or sampled.token != piece.drafts[place]:
+                    break
+                at[bank] += 1
+            guess = last[bank]
+    return same
+
+
 def _same(got: Sequence[Sampled | None], expected: Sequence[Sampled | None]) -> list[bool]:
     tokens = [[s.token for s in drawn if s is not None] for drawn in (got, expected)]
     return [tokens[0] == tokens[1], got == expected]
@@ -264,6 +325,8 @@ def steps_of_every_size() -> int:
         cuda.submit([Slice(0, at + 4, [PENDING], Sampling())])
         cuda.collect()
         cuda.collect()
+        counted = Adjustments(repetition=1.2, drawn=[])
+        cuda.step([Slice(0, at + 5, ids(2), Sampling(adjust=counted, logprobs=3))])
         cuda.copy_page(0, 5, 10)
         cuda.set_page(1, 3, 5)
         cuda.score(Slice(2, 3, ids(5)), ids(5), 2)

@@ -42,6 +42,7 @@ BLOCKS = {
     "work": 4 << 40,
     "cache": 5 << 40,
     "draws": 7 << 40,
+    "counts": 8 << 40,
 }
 WEIGHTS = 6 << 40  # where nothing is: for plans that nobody runs
 
@@ -74,7 +75,8 @@ def image_kernels(image: im.Image, config: ExecutorConfig, folder: Path) -> Path
     launches = (*program.launches(1), *program.launches(config.batch_tokens))
     types = {weight.ggml_type for weight in image.weights}
     units = {weight_unit(kind, at) for at, kind in ARTIFACT_LAYOUTS.items() if kind in types}
-    units |= {Unit(KERNELS["sample"].file), *(launch.unit for launch in launches)}
+    units |= {Unit(KERNELS[name].file) for name in ("sample", "count_tokens")}
+    units |= {launch.unit for launch in launches}
     for unit in units:
         (folder / library_name(unit)).symlink_to(build_unit(unit))
     return folder

@@ -20,7 +20,16 @@ from ds4_common.contract import image as im
 from ds4_common.errors import Ds4Error, ExecutorFailure, StepRefused
 from ds4_worker.engine.api import Failed, Finished, Generation, Output, ReasoningSpan, Speculate
 from ds4_worker.engine.core import EngineCore
-from ds4_worker.executor.api import PENDING, Executor, ExecutorConfig, Sampled, Sampling, Slice
+from ds4_worker.executor.api import (
+    MOST_BIASES,
+    PENDING,
+    Adjustments,
+    Executor,
+    ExecutorConfig,
+    Sampled,
+    Sampling,
+    Slice,
+)
 from ds4_worker.executor.cpu import CpuExecutor
 from ds4_worker.executor.cuda import CudaExecutor
 from golden import tiny
@@ -41,15 +50,18 @@ PLAIN: list[dict[str, Any]] = [
     {**GREEDY, "reasoning": ReasoningSpan(close=(4, 5), opened=True)},
     {**RANDOM, "logit_bias": ((5, 4.0), (7, -100.0)), "eos_ids": frozenset(range(5, 320, 40))},
     {**GREEDY, "ignore_eos": True, "eos_ids": frozenset(range(0, 64, 9))},
+    {**RANDOM, "logprobs": 2},
+    {**GREEDY, "logprobs": 0, "repetition_penalty": 1.3},
+    {**RANDOM, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {**RANDOM, "frequency_penalty": 0.4, "pieces": True},
+    {**GREEDY, "frequency_penalty": 0.9, "logit_bias": tuple((t, 4.0) for t in range(3, 90, 3))},
 ]
 HOST: list[dict[str, Any]] = [
     {**RANDOM, "logprobs": 2, "stop_token_sequences": tuple((t,) for t in range(1, 320, 40))},
     {**RANDOM, "stop_strings": tuple(map(chr, range(33, 127, 31)))},
-    {**RANDOM, "presence_penalty": 0.7, "repetition_penalty": 1.2},
-    {**GREEDY, "logit_bias": tuple((token, 4.0) for token in range(3, 30, 3))},
     {"grammar": Stride(12), "reasoning": ReasoningSpan(close=(4, 5), opened=True, budget=3)},
     {**GREEDY, "prompt_logprobs": 1},
-    {**RANDOM, "frequency_penalty": 0.4, "pieces": True},
+    {**GREEDY, "grammar": Stride(9), "repetition_penalty": 1.2, "logit_bias": ((4, 3.0),)},
 ]
 
 
@@ -210,12 +222,13 @@ def failed_draw() -> list[Any]:
 def refusals() -> dict[str, str]:
     """Why each of these is refused, and that nothing comes of it."""
     greedy = Sampling(temperature=0.0)
+    many = Sampling(adjust=Adjustments(n_biases=MOST_BIASES + 1))
     found = {}
     attempts: dict[str, Callable[[CudaExecutor], object]] = {
         "wrong position": lambda cuda: cuda.submit([Slice(0, 10, [PENDING], greedy)]),
         "nothing drawn": lambda cuda: cuda.submit([Slice(1, 0, [PENDING], greedy)]),
         "among others": lambda cuda: cuda.submit([Slice(0, 9, [PENDING, 3], greedy)]),
-        "host beside": lambda cuda: cuda.submit([Slice(1, 0, [1], Sampling(logprobs=1))]),
+        "too many biases": lambda cuda: cuda.submit([Slice(1, 0, [1], many)]),
         "scores beside": lambda cuda: cuda.score(Slice(1, 0, [1]), [1], 0),
     }
     for name, attempt in attempts.items():
@@ -228,8 +241,11 @@ def refusals() -> dict[str, str]:
         cuda.close()
     cuda = bench().executor(llama(), CONFIG)
     found["nothing under way"] = _refusal(cuda.collect)
-    cuda.step([Slice(0, 0, ids(9), Sampling(logprobs=1))])
-    found["drawn by the host"] = _refusal(lambda: cuda.submit([Slice(0, 9, [PENDING], greedy)]))
+    cuda.step([Slice(0, 0, ids(9), greedy)])
+    rows = cuda.logit_rows(Slice(1, 0, ids(9)))
+    next(rows)
+    found["rows of a step before"] = _refusal(lambda: (cuda.step([Slice(2, 0, [1])]), next(rows)))
+    found["drawn before others"] = _refusal(lambda: cuda.submit([Slice(0, 9, [PENDING], greedy)]))
     cuda.submit([Slice(0, 0, ids(9), greedy)])
     cuda.submit([Slice(0, 9, [PENDING], greedy)])
     found["a third"] = _refusal(lambda: cuda.submit([Slice(0, 10, [PENDING], greedy)]))

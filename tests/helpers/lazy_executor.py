@@ -43,9 +43,13 @@ class LazyExecutor(FakeExecutor):
         assert len(self._sent) < self.frames
         sent = deepcopy(list(slices))
         for other in (*self._sent, sent) if self._sent else ():
-            assert all(piece.sample is None or piece.sample.stays for piece in other)
             assert not any(piece.checks for piece in other)
         for piece in sent:
+            change = None if piece.sample is None else (*piece.checks, piece.sample)[0].adjust
+            if piece.sample is not None and change is not None and change.drawn is not None:
+                # what was drawn by now, but for a token that is pending
+                known = len(change.drawn) + (PENDING in piece.tokens)
+                assert (*piece.checks, piece.sample)[0].index == known
             if PENDING in piece.tokens:
                 assert list(piece.tokens) == [PENDING]
                 assert self._draws[piece.bank] == piece.start

@@ -16,10 +16,11 @@ from ds4_common.contract import image as im
 from ds4_common.contract.lower import lower_image
 from ds4_common.errors import ExecutorFailure, UnsupportedModel
 from ds4_common.gguf import GgmlType
-from ds4_worker.executor.api import KV_DTYPES, STEP_BIASES, ExecutorConfig
+from ds4_worker.executor.api import KV_DTYPES, MOST_BIASES, ExecutorConfig
 from ds4_worker.executor.cpu import SAMPLED_RECORD, SAMPLING_BYTES, CpuExecutor
 from ds4_worker.executor.cuda_cache import cache_layout, kv_type
-from ds4_worker.executor.cuda_places import buckets, floats_of
+from ds4_worker.executor.cuda_counts import MOST_DRAWN, SEEN_ROOM
+from ds4_worker.executor.cuda_places import NOTE_BYTES, buckets, floats_of
 from ds4_worker.executor.cuda_program import partial_bytes
 from ds4_worker.executor.cuda_rows import fused
 from ds4_worker.executor.rope_frequencies import factors_of, frequencies
@@ -51,6 +52,9 @@ def image(tiny: Prepared) -> im.Image:
 
 def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
     places, config = places_of(image, CONFIG), CONFIG
+    of_draws = 4 * -(-image.vocabulary // 32) + 8 * MOST_BIASES
+    drawn = 8 * -(-4 * MOST_DRAWN // 8)
+    most_lists = of_draws * config.batch_outputs + 8 * SEEN_ROOM + drawn * config.banks
     pieces = {
         "fixed": [(o, 4 * floats_of(image.weights[n])) for n, o in places.vectors.items()]
         + [
@@ -73,7 +77,7 @@ def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
             (places.draws[1], 4 * config.batch_outputs),
         ],
         "step": [
-            (0, 8),
+            (0, 12),
             *(
                 (offset, 4 * config.batch_tokens)
                 for offset in (places.step.tokens, places.step.positions, places.step.banks)
@@ -81,11 +85,13 @@ def test_pieces_of_a_block_are_disjoint_and_inside(image: im.Image) -> None:
             (places.step.rows, 4 * config.batch_outputs),
             (places.step.sources, 4 * config.batch_tokens),
             (places.step.samplings, SAMPLING_BYTES * config.batch_outputs),
-            (places.step.biases, 8 * STEP_BIASES * config.batch_outputs),
+            (places.step.notes, NOTE_BYTES * config.banks),
             (places.step.again, 4 * config.banks),
             (places.step.keeps, 4 * config.banks),
+            (places.step.lists, most_lists),
         ],
     }
+    assert places.blocks["counts"] == 4 * (image.vocabulary + 1) * config.banks
     for block, held in pieces.items():
         ordered = sorted(held)
         assert all(a + n <= b for (a, n), (b, _) in pairwise(ordered)), block

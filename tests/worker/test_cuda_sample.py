@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds4_worker.cuda.kernels import KERNELS, Unit
-from ds4_worker.cuda.parameters import Sample
+from ds4_worker.cuda.parameters import Count, Sample
 from ds4_worker.executor.api import Adjustments, Sampling
 from ds4_worker.executor.cpu import SAMPLED_RECORD
 from helpers.cuda_kernels import Memory, address, module_of
@@ -21,21 +26,69 @@ from helpers.sampling import BAD_ID, NOT_FINITE, NOTHING_ALLOWED, draw
 Floats = npt.NDArray[np.float32]
 
 
-def on_device(logits: Floats, record: bytes, descending: bool = False) -> bytes:
+def on_device(
+    logits: Floats, record: bytes, descending: bool = False, drafts: Sequence[int] = ()
+) -> bytes:
+    """A draw whose record has the list of tokens seen that the native sampler reads: they are
+    counted first. `drafts` come on top of them."""
     memory, n = Memory(), len(logits)
+    *draw_fields, seen, n_biases, n_seen = _FIELDS.unpack_from(record)
+    if n_seen or drafts:
+        counts = memory.array((2, n + 1), np.int32, np.full((2, n + 1), 7, np.int32))
+        count(memory, counts, [note(1, clear=1, seen=seen, n_seen=n_seen)], descending)
+        seen = address(counts) + counts.strides[0]
+    record = _FIELDS.pack(*draw_fields, seen, n_biases, len(drafts)) + record[_FIELDS.size :]
     own = memory.array((1, n), np.float32, logits[None])
     held = memory.array((len(record),), np.uint8, np.frombuffer(record, np.uint8))
+    inputs = memory.array((3 + len(drafts),), np.int32, np.array([9, 9, 9, *drafts], np.int32))
+    row = memory.array((1,), np.int32, np.array([2 + len(drafts)], np.int32))
     out = memory.array((SAMPLED_RECORD.size,), np.uint8)
     token, scratch = memory.array((1,), np.int32), memory.array((2 * n,), np.float32)
     p = Sample(
         logits=address(own), samplings=address(held), sampled=address(out), tokens=address(token),
         scratch=address(scratch), logits_stride=own.strides[0], rows=1, vocabulary=n,
+        inputs=address(inputs), row_tokens=address(row),
     )  # fmt: skip
     kernel = KERNELS["sample"]
     module_of(Unit(kernel.file)).run("sample", p, kernel.launch(p), descending)
     made = out.tobytes()
     assert token[0] == SAMPLED_RECORD.unpack(made)[0]
     return made
+
+
+# What a record begins with, up to the numbers of biases and of tokens seen (native/sampler.h).
+_FIELDS = struct.Struct("<fffiQQQiiQQII")
+
+
+def note(bank: int, clear: int = 0, seen: int = 0, n_seen: int = 0) -> list[int]:
+    """Without what was drawn since."""
+    return [bank, clear, seen, n_seen, 0, 0, -1, 0]
+
+
+def count(
+    memory: Memory, counts: npt.NDArray[Any], notes: list[list[int]], descending: bool = False,
+    tokens: Sequence[int] = (0,),
+) -> None:  # fmt: skip
+    """Runs the counting of notes whose lists are at addresses of the host."""
+    lists = memory.array((1 << 14,), np.int32)
+    used, records = 0, []
+    for bank, clear, seen, n_seen, drawn, n_drawn, pending, _ in notes:
+        places = []
+        for at, words in ((seen, 2 * n_seen), (drawn, n_drawn)):
+            places.append(4 * used)
+            if words:
+                lists[used : used + words] = (ctypes.c_int32 * words).from_address(at)
+            used += words
+        records.append([bank, clear, places[0], n_seen, places[1], n_drawn, pending, 0])
+    held = memory.array((len(notes), 8), np.int32, np.array(records, np.int32))
+    step = memory.array((len(tokens),), np.int32, np.array(tokens, np.int32))
+    live = memory.array((1,), np.int32, np.array([len(notes)], np.int32))
+    p = Count(
+        counts=address(counts), input=address(lists), notes=address(held), tokens=address(step),
+        live=address(live), rows=len(counts), vocabulary=counts.shape[1] - 1,
+    )  # fmt: skip
+    kernel = KERNELS["count_tokens"]
+    module_of(Unit(kernel.file)).run("count_tokens", p, kernel.launch(p), descending)
 
 
 def held(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -90,6 +143,52 @@ def test_biases_penalties_and_masks_are_those_of_the_cpu(
     words = None if mask is None else mask.astype(np.float32)
     expected = draw(x, how, 0, words, biases, seen)
     assert draw(x, how, 0, words, biases, seen, by=on_device, place=held) == expected
+
+
+@settings(max_examples=25)
+@given(
+    how=parameters, seed=st.integers(0, 1000),
+    repetition=st.sampled_from([1.0, 1.3]), descending=st.booleans(),
+    drafts=st.lists(st.integers(0, 30), min_size=1, max_size=63), known=st.booleans(),
+)  # fmt: skip
+def test_drafts_before_a_draw_count_as_drawn(
+    how: Sampling, seed: int, repetition: float, descending: bool, drafts: list[int], known: bool
+) -> None:
+    """As on the CPU, which is given a list of everything."""
+    rng, n = np.random.default_rng(seed), 600
+    x = some_logits(seed, n, False)
+    x[:31] += 8  # so that the drafts matter
+    seen = {int(i): int(c) for i, c in zip(rng.permutation(50)[:20], range(20), strict=True)}
+    how.adjust = Adjustments(repetition=repetition, frequency=0.4, presence=0.3)
+    before = list(seen.items()) if known else []
+    biases = [(3, 1.5), (40, -2.0)]
+    after = Counter(dict(before)) + Counter(drafts) + Counter()
+    all_seen = [(i, after[i]) for i in {**dict(before), **dict.fromkeys(drafts)}]
+    expected = draw(x, how, 0, None, biases, all_seen)
+
+    def by(logits: Floats, record: bytes) -> bytes:
+        return on_device(logits, record, descending, drafts)
+
+    assert draw(x, how, 0, None, biases, before, by=by, place=held) == expected
+
+
+def test_what_is_drawn_is_added_to_the_counts_of_its_bank_alone() -> None:
+    memory, n = Memory(), 40
+    counts = memory.array((3, n + 1), np.int32, np.full((3, n + 1), 5, np.int32))
+    seen, drawn = array("i", [3, 0, 7, 2]), array("i", [3, 3, 9])
+    first = [1, 1, seen.buffer_info()[0], 2, drawn.buffer_info()[0], 3, 1, 0]
+    other = [2, 0, 0, 0, drawn.buffer_info()[0], 1, -1, 0]
+    count(memory, counts, [first, other], tokens=[9, 30])
+    expected = np.zeros(n + 1, np.int32)
+    expected[[3, 7, 9, 30]] = [3, 3, 2, 2]
+    assert (counts[1] == expected).all()
+    assert (counts[0] == 5).all()
+    assert counts[2, 3] == 6
+    assert (np.delete(counts[2], 3) == 5).all()
+    count(memory, counts, [[1, 0, 0, 0, 0, 0, 0, 0]], tokens=[n])  # no such id
+    assert counts[1, n] == 2
+    count(memory, counts, [note(1, clear=1)])
+    assert not counts[1].any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -35,6 +35,7 @@ from ds4_worker.cuda.parameters import (
     Attend,
     AttendRows,
     Compress,
+    Count,
     Embed,
     Index,
     KvStore,
@@ -69,6 +70,7 @@ __all__ = [
     "Attend",
     "AttendRows",
     "Compress",
+    "Count",
     "Embed",
     "Index",
     "Kernel",
@@ -274,6 +276,10 @@ def _sample(p: Sample) -> Launch:
     return Launch((p.rows, 1, 1), (512, 1, 1))
 
 
+def _count(p: Count) -> Launch:
+    return Launch((p.rows, 1, 1), (512, 1, 1))
+
+
 def _sort_experts(p: SortExperts) -> Launch:
     return Launch((1, 1, 1), (256, 1, 1), 4 * (p.experts + 1))
 
@@ -317,6 +323,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("attend_rows_parts", "attend_rows.cu", AttendRows, attend_rows_parts_launch, _ROWS),
         Kernel("attend_rows_fold", "attend_rows.cu", AttendRows, attend_rows_fold_launch, _ROWS),
         Kernel("sample", "sample.cu", Sample, _sample),
+        Kernel("count_tokens", "counts.cu", Count, _count),
         Kernel("rope_angles", "rope.cu", RopeAngles, _rope_angles),
         Kernel("rope", "rope.cu", Rope, _rope, ("rope",)),
     )

@@ -111,8 +111,16 @@ class Sample(ctypes.Structure):
 
     _fields_ = (
         *((n, _U64) for n in ("logits", "samplings", "sampled", "tokens", "scratch", "live")),
+        *((name, _U64) for name in ("inputs", "row_tokens")),
         ("logits_stride", _U32),
         *((name, _I32) for name in ("rows", "vocabulary", "reserved")),
+    )
+
+
+class Count(ctypes.Structure):
+    _fields_ = (
+        *((name, _U64) for name in ("counts", "input", "notes", "tokens", "live")),
+        *((name, _I32) for name in ("rows", "vocabulary")),
     )
 
 

@@ -5,9 +5,11 @@
  * may in rare cases differ by one unit in the last place on a device.
  *
  * sample: parameter ds4_sample_rows, grid (rows), block (512), no dynamic shared memory. `samplings`:
- * records of 88 bytes (ds4_sampling) whose mask, biases and seen are device addresses; `sampled`:
- * records of 176 bytes (ds4_sampled); `tokens`: the tokens again, or 0; `scratch`: 8 vocabulary bytes
- * per row.
+ * records of 88 bytes (ds4_sampling) whose mask and biases are device addresses; in the places of the
+ * list of tokens seen they have the counts of the bank (counts.cu), or 0, and how many drafts before
+ * this row count as drawn: those are the last of `inputs`, the step's tokens, up to that of the row,
+ * whose number is in `row_tokens`. `sampled`: records of 176 bytes (ds4_sampled); `tokens`: the tokens
+ * again, or 0; `scratch`: 8 vocabulary bytes per row.
  */
 #include "op_math.h"
 
@@ -20,8 +22,8 @@ struct ds4_sampling {
     int32_t top_k;
     uint64_t seed, index, mask;
     int32_t logprobs, forced;
-    uint64_t biases, seen;
-    uint32_t n_biases, n_seen;
+    uint64_t biases, counts;
+    uint32_t n_biases, n_drafts;
     float repetition, frequency, presence;
     int32_t reserved;
 };
@@ -38,6 +40,7 @@ enum { STATUS_OK = 0, STATUS_NOT_FINITE = 1, STATUS_NOTHING_ALLOWED = 2, STATUS_
 
 struct ds4_sample_rows {
     uint64_t logits, samplings, sampled, tokens, scratch, live;
+    uint64_t inputs, row_tokens; /* int32 */
     uint32_t logits_stride;
     int32_t rows, vocabulary, reserved;
 };
@@ -258,29 +261,49 @@ static __device__ int draw(const float *x, int n, float best, const ds4_sampling
 /* ---- biases, penalties, mask ------------------------------------------------------------------------ */
 
 struct bias_of { int32_t id; float bias; };
-struct seen_of { int32_t id, count; };
+
+/* The logit of a token that was seen, `drawn` times in the output. */
+static __device__ __forceinline__ float penalized(float logit, int drawn, const ds4_sampling &how) {
+    logit = logit > 0.0f ? logit / how.repetition : logit * how.repetition;
+    logit -= (float)drawn * how.frequency;
+    return drawn ? logit - how.presence : logit;
+}
+
+/* Drafts count as drawn: thread i brings the logit of draft i, where that is the first of its kind;
+ * else *token is -1. The logits are those before penalties. */
+static __device__ float draft_logit(const float *x, const int *counts, const int *drafts,
+                                    const ds4_sampling &how, int *token) {
+    int own = (int)threadIdx.x, drawn = 0;
+    *token = -1;
+    if (!counts || own >= (int)how.n_drafts) return 0.0f;
+    for (int i = 0; i < (int)how.n_drafts; i++) {
+        if (drafts[i] != drafts[own]) continue;
+        if (i < own) return 0.0f;
+        drawn++;
+    }
+    *token = drafts[own];
+    int before = counts[*token];
+    return penalized(x[*token], (before ? before - 1 : 0) + drawn, how);
+}
 
 /* False for an id outside the vocabulary. */
-static __device__ bool adjust(float *x, int n, const ds4_sampling &how, block_shared &s) {
+static __device__ bool adjust(float *x, int n, const ds4_sampling &how, const int *drafts,
+                              block_shared &s) {
     const bias_of *biases = (const bias_of *)how.biases;
-    const seen_of *seen = (const seen_of *)how.seen;
+    const int *counts = (const int *)how.counts;
     const uint32_t *mask = (const uint32_t *)how.mask;
-    uint64_t bad = 0;
+    uint64_t bad = counts && counts[n];
     for (uint32_t i = threadIdx.x; i < how.n_biases; i += THREADS)
         if ((uint32_t)biases[i].id >= (uint32_t)n) bad = 1;
         else x[biases[i].id] += biases[i].bias;
     ds4_sync_block();
-    for (uint32_t i = threadIdx.x; i < how.n_seen; i += THREADS) {
-        if ((uint32_t)seen[i].id >= (uint32_t)n) {
-            bad = 1;
-            continue;
-        }
-        float logit = x[seen[i].id];
-        logit = logit > 0.0f ? logit / how.repetition : logit * how.repetition;
-        logit -= (float)seen[i].count * how.frequency;
-        if (seen[i].count) logit -= how.presence;
-        x[seen[i].id] = logit;
-    }
+    int draft;
+    float value = draft_logit(x, counts, drafts, how, &draft);
+    ds4_sync_block();
+    for (int i = threadIdx.x; counts && i < n; i += THREADS)
+        if (counts[i]) x[i] = penalized(x[i], counts[i] - 1, how);
+    ds4_sync_block();
+    if (draft >= 0) x[draft] = value;
     ds4_sync_block();
     if (mask)
         for (int i = threadIdx.x; i < n; i += THREADS)
@@ -290,8 +313,9 @@ static __device__ bool adjust(float *x, int n, const ds4_sampling &how, block_sh
 }
 
 /* The token, or -1 with *status set. */
-static __device__ int choose(const float *logits, int n, const ds4_sampling &how, float best, int at,
-                             float *weights, float *own, block_shared &s, int *status) {
+static __device__ int choose(const float *logits, int n, const ds4_sampling &how, const int *drafts,
+                             float best, int at, float *weights, float *own, block_shared &s,
+                             int *status) {
     *status = STATUS_OK;
     if (how.forced >= 0) {
         if (how.forced < n) return how.forced;
@@ -299,10 +323,10 @@ static __device__ int choose(const float *logits, int n, const ds4_sampling &how
         return -1;
     }
     const float *x = logits;
-    if (how.mask || how.n_biases || how.n_seen) {
+    if (how.mask || how.n_biases || how.counts) {
         for (int i = threadIdx.x; i < n; i += THREADS) own[i] = logits[i];
         ds4_sync_block();
-        bool finite, known = adjust(own, n, how, s);
+        bool finite, known = adjust(own, n, how, drafts, s);
         best = best_of(own, n, s, &at, &finite);
         *status = !known ? STATUS_BAD_ID : !finite ? STATUS_NOT_FINITE : STATUS_NOTHING_ALLOWED;
         if (!known || !finite || best == -DS4_INFINITY) return -1;
@@ -353,8 +377,11 @@ DS4_KERNEL(sample, ds4_sample_rows, 512, 1) {
     float *weights = (float *)p.scratch + (int64_t)row * 2 * n, *own = weights + n;
     bool finite;
     float best = best_of(logits, n, shared, &at, &finite);
-    if (finite && best > -DS4_INFINITY)
-        token = choose(logits, n, how, best, at, weights, own, shared, &status);
+    if (finite && best > -DS4_INFINITY) {
+        const int *drafts = (const int *)p.inputs; /* any address where there are none */
+        if (how.n_drafts) drafts += ((const int *)p.row_tokens)[row] + 1 - (int)how.n_drafts;
+        token = choose(logits, n, how, drafts, best, at, weights, own, shared, &status);
+    }
     if (threadIdx.x == 0) {
         out->token = token;
         out->status = status;

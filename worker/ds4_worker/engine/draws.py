@@ -52,6 +52,7 @@ class Draws:
                 repetition=generation.repetition_penalty,
                 frequency=generation.frequency_penalty,
                 presence=generation.presence_penalty,
+                drawn=None if self._seen is None else self._seen.drawn,
             )
         self._step = Sampling(
             temperature=generation.temperature,
@@ -81,7 +82,7 @@ class Draws:
     @property
     def foreseeable(self) -> bool:
         """Whether the draw after the next is known already, whatever the next one gives."""
-        if self._matcher is not None or self._seen is not None:
+        if self._matcher is not None:
             return False
         reasoning = self._reasoning
         if reasoning is None or reasoning.closed:
@@ -89,8 +90,13 @@ class Draws:
         return not reasoning.forces and self._inside is self._free
 
     def after_next(self) -> Sampling:
-        """The draw after the next, where that is foreseeable."""
-        return replace(self._step, index=self._step.index + 1)
+        """The draw after the next, where that is foreseeable. What is seen is what is known so far:
+        the executor adds what it drew."""
+        following = replace(self._step, index=self._step.index + 1)
+        if self._seen is not None and following.adjust is not None:
+            seen, n_seen = self._seen.records()
+            following.adjust = replace(following.adjust, seen=seen, n_seen=n_seen)
+        return following
 
     def possible(self, draft: Sequence[int]) -> int:
         """How many tokens of a draft may be drawn one after the other and leave the sequence open,
@@ -198,9 +204,10 @@ class SeenTokens:
     The repetition penalty also counts the prompt, as vLLM and Transformers have it; frequency and
     presence penalties count the output alone, as the OpenAI API has it."""
 
-    __slots__ = ("_place", "_records")
+    __slots__ = ("_place", "_records", "drawn")
 
     def __init__(self, generation: Generation) -> None:
+        self.drawn: list[int] = []  # the output, for an executor that counts by itself
         self._place: dict[int, int] = {}  # id to the index of its count
         self._records = array("i")
         if generation.repetition_penalty != 1.0:
@@ -208,6 +215,7 @@ class SeenTokens:
                 self._append(token, 0)
 
     def add(self, token: int) -> None:
+        self.drawn.append(token)
         place = self._place.get(token)
         if place is None:
             self._append(token, 1)
@@ -224,7 +232,7 @@ class SeenTokens:
 
     def copy(self) -> SeenTokens:
         other = SeenTokens.__new__(SeenTokens)
-        other._place, other._records = self._place.copy(), self.snapshot()
+        other._place, other._records, other.drawn = self._place.copy(), self.snapshot(), []
         return other
 
     def _append(self, token: int, occurrences: int) -> None:

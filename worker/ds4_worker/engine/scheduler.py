@@ -111,7 +111,7 @@ class Scheduler:
     def follow(self, step: Step) -> Step | None:
         """What runs right behind a step whose results are not there yet; None when the next step
         needs them: a prompt is not done or may enter, or a sequence does not go on by itself."""
-        if step.scored is not None or not all(map(_draws_by_itself, step.slices)):
+        if step.scored is not None or not all(map(_draws_one, step.slices)):
             return None
         pairs = zip(step.slices, step.sequences, strict=True)
         lanes = [(piece, sequence) for piece, sequence in pairs if sequence.bank >= 0]
@@ -385,9 +385,9 @@ def _end(piece: Slice) -> int:
     return piece.start + len(piece.tokens)
 
 
-def _draws_by_itself(piece: Slice) -> bool:
-    """Whether a slice gives exactly one token, which may stay where it is drawn."""
-    return piece.sample is not None and not piece.checks and piece.sample.stays
+def _draws_one(piece: Slice) -> bool:
+    """Whether a slice gives exactly one token."""
+    return piece.sample is not None and not piece.checks
 
 
 def _tokens_left(sequence: Sequence) -> int:

@@ -15,7 +15,7 @@ KV_DTYPES = ("f16", "bf16", "f32", "q8_0")  # types of the cache; q8_0: blocks o
 
 
 MOST_DRAFTS = 63  # in one slice, beside the token before them
-STEP_BIASES = 8  # most biases of a draw that a step takes along to a device
+MOST_BIASES = 2048  # of a draw, where a device makes it
 # In the place of a token: what the step before drew for this bank, wherever that lies by now.
 PENDING = -1
 
@@ -54,6 +54,9 @@ class Adjustments(msgspec.Struct):
     repetition: float = 1.0  # of every seen token
     frequency: float = 0.0  # per occurrence in the output
     presence: float = 0.0  # of tokens that occur in the output
+    # The output so far, in order: one list of the sequence, to which tokens are added as the caller
+    # learns of them. An executor that has seen it before need not look at `seen` again.
+    drawn: Sequence[int] | None = None
 
 
 class Sampling(msgspec.Struct):
@@ -71,16 +74,6 @@ class Sampling(msgspec.Struct):
     mask: int = 0  # address of a uint32 bitmask over the vocabulary (1 = allowed), or 0
     adjust: Adjustments | None = None
     forced: int = -1  # the token to return, whatever the rest says
-
-    @property
-    def stays(self) -> bool:
-        """Whether nothing of the draw lies with the host: no log-probability, no mask, and of lists
-        a few biases at most, which a step takes along. Then a device makes it, and its token may be
-        pending."""
-        if self.mask or self.logprobs >= 0:
-            return False
-        change = self.adjust
-        return change is None or (not change.n_seen and change.n_biases <= STEP_BIASES)
 
 
 class Slice(msgspec.Struct):
@@ -154,9 +147,9 @@ class FramedExecutor(Executor, Protocol):
     frames: int  # steps that may be under way at once
 
     def submit(self, slices: Sequence[Slice]) -> None:
-        """Sends a step on its way. While another is under way, all draws of both `stays`; and its
-        slices may be one PENDING token behind a draw of that step. Raises StepRefused before
-        touching anything, ExecutorFailure."""
+        """Sends a step on its way. While another is under way, its slices may be one PENDING token
+        behind a draw of that step, which counts as seen by this one's penalties. Raises
+        StepRefused before touching anything, ExecutorFailure."""
 
     def collect(self) -> list[Sampled | None]:
         """Waits for the earliest step that was not collected; as `step`. Raises ExecutorFailure."""

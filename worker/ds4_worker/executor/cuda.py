@@ -2,9 +2,9 @@
 
 Owns: device and pinned memory, the loaded kernels, one graph per batch size, and the frames of the
 steps that are under way. Everything is allocated, compiled and captured while it is made; a step is
-one launch of a graph between small copies. Plain draws are made on the device, where the next step
-may read them before the host does; for the others, with grammars, penalties, many biases or
-log-probabilities, logits come to the host and its native sampler. Refuses: steps that do not fit
+one launch of a graph between small copies. All draws are made on the device, where the next step
+may read them before the host does: masks and biases go along with the step, the tokens that
+penalties apply to are counted there. Refuses: steps that do not fit
 (`StepRefused`, nothing was touched), programs with ops or weights that have no kernels
 (UnsupportedModel). A failure of the device ends it: ExecutorFailure with the exit code of the
 failure. Called from one thread at a time.
@@ -16,7 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from ds4_common.contract import image as im
 from ds4_common.cuda.device import Context
@@ -24,31 +24,26 @@ from ds4_common.cuda.memory import DeviceBuffer, PinnedBuffer
 from ds4_common.cuda.stream import ExecutableGraph, Stream
 from ds4_common.errors import CudaError, ExecutorFailure, StepRefused
 from ds4_worker.executor import cuda_places, rope_frequencies
-from ds4_worker.executor.api import ExecutorConfig, Sampled, Sampling, Slice, WindowPages
+from ds4_worker.executor.api import (
+    ExecutorConfig,
+    Sampled,
+    Sampling,
+    Slice,
+    WindowPages,
+)
 from ds4_worker.executor.cpu import SAMPLED_RECORD
 from ds4_worker.executor.cuda_cache import kv_type as kv_type_of
 from ds4_worker.executor.cuda_code import Code, Functions
-from ds4_worker.executor.cuda_frames import Frame
+from ds4_worker.executor.cuda_counts import Book, Note, parts_ahead
+from ds4_worker.executor.cuda_frames import NOTHING, Draw, Frame, check_biases, drawn_by, draws_of
 from ds4_worker.executor.cuda_places import Addresses, Turn, buckets, ones_of
-from ds4_worker.executor.cuda_program import Program, draw_launch, partial_bytes
+from ds4_worker.executor.cuda_program import Program, count_launch, draw_launch, partial_bytes
 from ds4_worker.executor.cuda_rows import Planned
 from ds4_worker.executor.cuda_vectors import check_allocations, read_vectors
-from ds4_worker.executor.host_sampler import HostSampler
 from ds4_worker.executor.step_checks import StepChecks, StepLimits
 
 FRAMES = 2  # steps under way at once
 _Held = TypeVar("_Held", Stream, DeviceBuffer, PinnedBuffer, ExecutableGraph, Frame)
-
-
-class Drawn(NamedTuple):
-    """What a step drew on the device: of each bank the number of its draw, and the position that
-    the token takes."""
-
-    numbers: dict[int, int]
-    positions: dict[int, int]
-
-
-_NOTHING = Drawn({}, {})
 
 
 class CudaExecutor:
@@ -114,7 +109,7 @@ class CudaExecutor:
         self._sampled_address = addresses.sampled
         self._draw_graphs = {rows: self._capture([draw_launch(image, addresses, rows)]) for rows in
                              buckets(config.batch_outputs)}  # fmt: skip
-        self._sampler = HostSampler(image.vocabulary)
+        self._count_graph = self._capture([count_launch(image, addresses, config.banks)])
         self._stream.synchronize()
 
     def _frequencies(
@@ -151,13 +146,16 @@ class CudaExecutor:
         known = min([image.vocabulary, *(image.weights[i].rows for i in embedded)])
         # What is drawn must be what can be put in: else the host looks at every token.
         self.frames = FRAMES if known == image.vocabulary else 1
-        taken = (Frame(places, config, blocks["step"]) for _ in range(self.frames))
+        fixed = (places, config, blocks["step"], blocks["counts"])
+        taken = (Frame(*fixed) for _ in range(self.frames))
         self._idle = deque(map(self._keep, taken))
-        self._drawn = _NOTHING  # by the step that was sent off last
+        self._drawn = NOTHING  # by the step that was sent off last
+        self._book = Book(config.banks)
+        self._sent = 0  # steps
         self._table = memoryview(bytearray(places.blocks["table"])).cast("i")
         slot = image.slots[image.logits_slot]
         self._logits_stride = slot.n_bytes
-        self._logits = self._keep(PinnedBuffer(slot.n_bytes * config.batch_outputs, "logits"))
+        self._logits = self._keep(PinnedBuffer(slot.n_bytes, "a row of logits"))
         self._logits_view = self._logits.view.cast("f")
         self._cleanup.callback(self._logits_view.release)
         start = places.scratch[im.SPACE_OUTPUTS] + slot.offset * config.batch_outputs
@@ -252,21 +250,15 @@ class CudaExecutor:
                 rows += range(end - 1 - len(piece.checks), end)
                 wanted += piece.checks
             wanted.append(piece.sample)
-        on_device = all(how is None or how.stays for how in wanted)
-        if self._under_way:
-            self._check_beside(on_device)
-        self._checks.check(slices, self._drawn.positions)
-        frame = self._idle[0]
-        frame.wanted, frame.on_device = wanted, on_device
-        self._send(frame, slices, rows)
-        self._drawn = _drawn_by(slices) if on_device and self.frames > 1 else _NOTHING
-
-    def _check_beside(self, on_device: bool) -> None:
-        """Whether a step may be sent off beside the one under way."""
         if not self._idle:
             raise StepRefused(f"step: {len(self._under_way)} steps are under way; collect one")
-        if not (on_device and self._under_way[-1].on_device):
-            raise StepRefused("step: beside one under way, the host draws nothing; collect it")
+        self._checks.check(slices, self._drawn.positions)
+        draws = draws_of(slices)
+        check_biases(draws)
+        frame = self._idle[0]
+        frame.wanted = wanted
+        self._send(frame, slices, rows, draws)
+        self._drawn = drawn_by(slices) if self.frames > 1 else NOTHING
 
     def collect(self) -> list[Sampled | None]:
         """Waits for the earliest step that was not collected; the draws of each of its slices."""
@@ -274,27 +266,22 @@ class CudaExecutor:
         if not self._under_way:
             raise StepRefused("collect: no step is under way")
         frame = self._arrived()
-        draws = iter(frame.drawn() if frame.on_device else self._draw_here(frame.asked))
+        draws = iter(frame.drawn())
         return [None if how is None else next(draws) for how in frame.wanted]
-
-    def _draw_here(self, asked: Sequence[Sampling]) -> list[Sampled]:
-        return [
-            self._sampler.draw(self._logits.address + number * self._logits_stride, how)
-            for number, how in enumerate(asked)
-        ]
 
     def score(self, piece: Slice, targets: Sequence[int], logprobs: int) -> list[Sampled]:
         """The log-probability of each target after its token of the slice, and the best ones."""
         if len(targets) != len(piece.tokens):
             raise StepRefused(f"score: {len(targets)} targets for {len(piece.tokens)} tokens")
         results: list[Sampled] = []
-        for first, count in self._parts(piece):
-            results += self._draw_here(
-                [
-                    Sampling(temperature=0.0, logprobs=logprobs, forced=target)
-                    for target in targets[first : first + count]
-                ]
-            )
+        for part in self._parts(piece):
+            first = part.start - piece.start
+            forced = [
+                Sampling(temperature=0.0, logprobs=logprobs, forced=target)
+                for target in targets[first : first + len(part.tokens)]
+            ]
+            frame = self._alone(part, [Draw(part.bank, 0, how) for how in forced])
+            results += frame.drawn()
         return results
 
     def logits(self, slices: Sequence[Slice]) -> list[list[list[float]]]:
@@ -302,52 +289,73 @@ class CudaExecutor:
         return [[list(row) for row in self.logit_rows(piece)] for piece in slices]
 
     def logit_rows(self, piece: Slice) -> Iterator[memoryview[float]]:
-        """The logits of every token of a slice; each view holds until the next one is asked for."""
-        stride = self._logits_stride // 4
-        for _, count in self._parts(piece):
-            for start in range(0, count * stride, stride):
-                yield self._logits_view[start : start + self.vocabulary]
+        """The logits of every token of a slice; each view holds until the next one is asked for.
+        Other steps wait until the last one was."""
+        for part in self._parts(piece):
+            self._alone(part, ())
+            sent = self._sent
+            for row in range(len(part.tokens)):
+                if self._sent != sent:
+                    raise StepRefused("logits: another step ran before all rows were read")
+                with self._device():
+                    address = self._logits_address + row * self._logits_stride
+                    self._stream.download(self._logits.address, address, self._logits_stride)
+                    self._stream.synchronize()
+                yield self._logits_view[: self.vocabulary]
 
-    def _parts(self, piece: Slice) -> Iterator[tuple[int, int]]:
-        """Runs a slice in parts that fit the output rows; the first token and length of each."""
-        self._require_open()
-        if self._under_way:
-            self._check_beside(on_device=False)
+    def _parts(self, piece: Slice) -> Iterator[Slice]:
+        """A slice in parts that fit the output rows."""
         most = min(self.config.batch_tokens, self.config.batch_outputs)
         for first in range(0, len(piece.tokens), most):
-            part = Slice(piece.bank, piece.start + first, piece.tokens[first : first + most])
-            self._checks.check([part])
-            frame = self._idle[0]
-            frame.wanted, frame.on_device, self._drawn = [], False, _NOTHING
-            self._send(frame, [part], range(len(part.tokens)))
-            self._arrived()
-            yield first, len(part.tokens)
+            yield Slice(piece.bank, piece.start + first, piece.tokens[first : first + most])
+
+    def _alone(self, part: Slice, draws: Sequence[Draw]) -> Frame:
+        """Runs a slice with an output row of every token, and waits for it."""
+        self._require_open()
+        if self._under_way:
+            raise StepRefused("step: every row of a slice is wanted at once; collect the others")
+        self._checks.check([part])
+        frame = self._idle[0]
+        frame.wanted, self._drawn = [], NOTHING
+        self._send(frame, [part], range(len(part.tokens)), draws)
+        return self._arrived()
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def _send(self, frame: Frame, slices: Sequence[Slice], rows: Sequence[int]) -> None:
-        """Sends off checked slices in a frame. When it has arrived, the logits of those rows are on
-        the host, or what was drawn from them."""
-        count = frame.pack(slices, rows, self._drawn.numbers, self._checks.book(slices))
+    def _send(
+        self, frame: Frame, slices: Sequence[Slice], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> None:
+        """Sends off checked slices in a frame. When it has arrived, what was drawn from those rows
+        is on the host."""
         self._idle.remove(frame)  # before anything of it runs: `close` waits for what may
         self._under_way.append(frame)
+        self._sent += 1
+        notes, noted = self._book.note(slices), self._checks.book(slices)
         with self._device():
             stream, (first, end) = self._stream, self._checks.take_changed()
+            self._count_ahead(frame, notes)
+            count = frame.pack(slices, rows, draws, self._drawn.numbers, noted, notes)
             if end:
                 staged = frame.stage_table(self._table, first, end)
                 stream.upload(self._table_address + 4 * first, staged, 4 * (end - first))
-            stream.upload(self._step_address, frame.input_address, self._places.step.n_bytes)
+            stream.upload(self._step_address, frame.input_address, frame.used)
             size = next(size for size in self._graphs if size >= max(count, len(rows)))
             self._graphs[size].launch(stream)
-            if rows and frame.on_device:
-                size = next(size for size in self._draw_graphs if size >= len(rows))
+            if notes:
+                self._count_graph.launch(stream)
+            if draws:
+                size = next(size for size in self._draw_graphs if size >= len(draws))
                 self._draw_graphs[size].launch(stream)
-                n_bytes = len(rows) * SAMPLED_RECORD.size
+                n_bytes = len(draws) * SAMPLED_RECORD.size
                 stream.download(frame.sampled_address, self._sampled_address, n_bytes)
-            elif rows:
-                n_bytes = len(rows) * self._logits_stride
-                stream.download(self._logits.address, self._logits_address, n_bytes)
             stream.record(frame.done)
+
+    def _count_ahead(self, frame: Frame, notes: Sequence[Note]) -> None:
+        for part in parts_ahead(notes):
+            frame.pack_notes([part])
+            self._stream.upload(self._step_address, frame.input_address, frame.used)
+            self._count_graph.launch(self._stream)
+            self._stream.synchronize()  # then the frame can be written again
 
     def _arrived(self) -> Frame:
         """Waits for the earliest frame under way."""
@@ -386,15 +394,3 @@ class CudaExecutor:
             with suppress(CudaError):  # of a lost context, whose first failure was told
                 self._stream.synchronize()  # nothing is freed under a running kernel
         self._cleanup.close()
-
-
-def _drawn_by(slices: Sequence[Slice]) -> Drawn:
-    """Of slices without drafts, whose draws count whatever they are."""
-    drawn, count = Drawn({}, {}), 0
-    for piece in slices:
-        if piece.sample is not None:
-            count += len(piece.checks) + 1
-            if not piece.checks:
-                drawn.numbers[piece.bank] = count - 1
-                drawn.positions[piece.bank] = piece.start + len(piece.tokens)
-    return drawn

@@ -16,12 +16,13 @@ from ds4_common.contract import image as im
 from ds4_common.errors import ExecutorFailure
 from ds4_worker.cuda.kernels import most_expert_tiles
 from ds4_worker.cuda.limits import GRID_LIMITS
-from ds4_worker.executor.api import MOST_DRAFTS, STEP_BIASES, ExecutorConfig
+from ds4_worker.executor.api import MOST_BIASES, MOST_DRAFTS, ExecutorConfig
 from ds4_worker.executor.cuda_cache import Arena, CacheLayout, cache_layout
+from ds4_worker.executor.cuda_counts import MOST_DRAWN, SEEN_ROOM
 from ds4_worker.executor.step_rewinds import REWIND
 
 SAMPLING_BYTES, SAMPLED_BYTES = 88, 176  # native/sampler.h
-BIASES_BYTES = 8 * STEP_BIASES
+NOTE_BYTES = 32  # cuda/counts.cu
 
 
 # Ops whose weight is a vector.
@@ -69,39 +70,45 @@ class KeptPlaces(msgspec.Struct, frozen=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """Offsets in the block that the host writes for every step and one copy brings over. All but
-    the records are int32."""
+    """Offsets in the block that the host writes for every step and one copy brings over, as far as
+    the lists are used. All but the records are int32."""
 
     live_tokens: int
     live_outputs: int
+    live_notes: int
     tokens: int
     positions: int
     banks: int
     rows: int  # token of each output
     sources: int  # of tokens that are pending: which draw of the step before; -1
     samplings: int  # records of native/sampler.h
-    biases: int  # of each record
+    notes: int  # what becomes of the counts of banks: records of cuda/counts.cu
     again: int  # of each bank: tokens before its slice that are added to running state once more
     keeps: int  # whether what its slice adds is kept
     shifted: dict[int, int]  # positions of ropes that shift them, by shift
+    lists: int  # masks, biases and tokens seen, one after the other; to the end
+    mask_bytes: int  # of one
     n_bytes: int
 
     @classmethod
-    def of(cls, config: ExecutorConfig, shifts: Iterable[int] = ()) -> StepInput:
+    def of(cls, config: ExecutorConfig, vocabulary: int, shifts: Iterable[int] = ()) -> StepInput:
         arena = Arena()
-        arena.take(8)
+        arena.take(12)
         tokens, positions, banks = (arena.take(4 * config.batch_tokens) for _ in range(3))
         rows = arena.take(4 * config.batch_outputs)
         sources = arena.take(4 * config.batch_tokens)
         samplings = arena.take(SAMPLING_BYTES * config.batch_outputs)
-        biases = arena.take(BIASES_BYTES * config.batch_outputs)
+        notes = arena.take(NOTE_BYTES * config.banks)
         again, keeps = arena.take(4 * config.banks), arena.take(4 * config.banks)
         shifted = {
             shift: arena.take(4 * config.batch_tokens) for shift in sorted(set(shifts) - {0})
         }
+        mask_bytes = 4 * -(-vocabulary // 32)
+        of_draws = config.batch_outputs * (mask_bytes + 4 + 8 * MOST_BIASES)
+        lists = arena.take(of_draws + 8 * SEEN_ROOM + 4 * MOST_DRAWN * config.banks)
         return cls(
-            0, 4, tokens, positions, banks, rows, sources, samplings, biases, again, keeps,
-            shifted, arena.n_bytes,
+            0, 4, 8, tokens, positions, banks, rows, sources, samplings, notes, again, keeps,
+            shifted, lists, mask_bytes, arena.n_bytes,
         )  # fmt: skip
 
     def positions_of(self, shift: int) -> int:
@@ -153,7 +160,7 @@ def plan_places(
     for half in halves:
         n_bytes = 4 * half * config.batch_tokens
         angles.append((work.take(n_bytes), work.take(n_bytes)))
-    step = StepInput.of(config, (rope.shift for rope in image.ropes))
+    step = StepInput.of(config, image.vocabulary, (rope.shift for rope in image.ropes))
     partials = work.take(partial_bytes)
     columns, tiles = expert_room(image, config)
     experts = (work.take(4 * columns), work.take(16 * tiles), work.take(4))
@@ -172,12 +179,17 @@ def plan_places(
         scratch=scratch, partials=partials,
         experts=experts, draws=draws, kept=kept,
         blocks={
-            "step": step.n_bytes, 
+            "step": step.n_bytes,
             "table": 4 * len(cache.histories) * config.banks * per_bank,
             "fixed": fixed.n_bytes, "work": work.n_bytes, "draws": drawing.n_bytes,
-            "cache": cache.n_bytes,
+            "counts": counts_bytes(image) * config.banks, "cache": cache.n_bytes,
         },
     )  # fmt: skip
+
+
+def counts_bytes(image: im.Image) -> int:
+    """Of a bank: how often each token was seen, and whether another one was."""
+    return 4 * (image.vocabulary + 1)
 
 
 def turns_of(image: im.Image) -> tuple[Turn, ...]:
@@ -294,8 +306,12 @@ class Addresses:
         columns, tiles, count = places.experts
         self.experts = (self._work + columns, self._work + tiles, self._work + count)
         sampled, drawn, scratch = places.draws
-        self.samplings = self.step + places.step.samplings
+        step = places.step
+        self.samplings, self.notes = self.step + step.samplings, self.step + step.notes
+        self.tokens, self.row_tokens = self.step + step.tokens, self.step + step.rows
+        self.live_notes = self.step + step.live_notes
         self.sampled, self.drawn = blocks["draws"] + sampled, blocks["draws"] + drawn
+        self.counts = blocks["counts"]
         self.sample_scratch = self._work + scratch
         self.ones, self.scores = self._fixed + places.ones, self._work + places.scores
 

@@ -55,9 +55,20 @@ def draw_launch(image: im.Image, at: Addresses, rows: int) -> Planned:
     parameters = ks.Sample(
         logits=logits.address, logits_stride=logits.stride, samplings=at.samplings,
         sampled=at.sampled, tokens=at.drawn, scratch=at.sample_scratch,
+        inputs=at.tokens, row_tokens=at.row_tokens,
         live=at.live(im.SPACE_OUTPUTS), rows=rows, vocabulary=image.vocabulary,
     )  # fmt: skip
     return Planned(ks.Unit(kernel.file), "sample", parameters, kernel.launch(parameters))
+
+
+def count_launch(image: im.Image, at: Addresses, banks: int) -> Planned:
+    """Counts the tokens that the step's notes name."""
+    kernel = ks.KERNELS["count_tokens"]
+    parameters = ks.Count(
+        counts=at.counts, input=at.step, notes=at.notes, tokens=at.tokens, live=at.live_notes,
+        rows=banks, vocabulary=image.vocabulary,
+    )  # fmt: skip
+    return Planned(ks.Unit(kernel.file), "count_tokens", parameters, kernel.launch(parameters))
 
 
 class Program(CompressedLaunches):
