@@ -92,7 +92,7 @@ def test_blocks_of_random_bytes_give_the_same_bits(quant: QuantType) -> None:
     assert_all_agree(quant, raw, cols, activations(rng, 5, cols))
 
 
-@pytest.mark.parametrize("n", [4, 9, 12, 15, 16, 17, 31, 71, 266])
+@pytest.mark.parametrize("n", [4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 31, 71, 266, 515])
 @pytest.mark.parametrize("quant", ALL_TYPES)
 def test_every_number_of_columns_gives_the_same_bits(quant: QuantType, n: int) -> None:
     rng = np.random.default_rng(8)
@@ -100,6 +100,18 @@ def test_every_number_of_columns_gives_the_same_bits(quant: QuantType, n: int) -
     raw, x = plausible_blocks(rng, quant, 24, cols), activations(rng, n, cols)
     reference = bits(kernels(quant, raw, cols)[0].run(x))
     for kernel in kernels(quant, raw, cols)[1:]:
+        np.testing.assert_array_equal(bits(kernel.run(x)), reference, err_msg=f"{kernel.layout}")
+
+
+@pytest.mark.parametrize("rows", [17, 24, 31, 32, 33, 48, 49, 72])
+@pytest.mark.parametrize("quant", SUPER_TYPES)
+def test_every_number_of_rows_gives_the_same_bits_with_many_columns(
+    quant: QuantType, rows: int
+) -> None:
+    rng = np.random.default_rng(12)
+    raw, x = plausible_blocks(rng, quant, rows, 512), activations(rng, 19, 512)
+    reference = bits(kernels(quant, raw, 512)[0].run(x))
+    for kernel in kernels(quant, raw, 512)[1:]:
         np.testing.assert_array_equal(bits(kernel.run(x)), reference, err_msg=f"{kernel.layout}")
 
 
@@ -148,11 +160,11 @@ def restore_scales(quant: QuantType, raw: U8, scales: U8) -> U8:
 def test_extreme_quants_never_saturate(quant: QuantType, fill: int) -> None:
     """Largest and smallest quants and sub-scales against activations of +-127 throughout."""
     cols = 2 * block_weights(quant)
-    raw = plausible_blocks(np.random.default_rng(9), quant, 16, cols)
+    raw = plausible_blocks(np.random.default_rng(9), quant, 24, cols)
     scales = raw.copy()
     raw[:] = fill
     raw.reshape(-1, library().ds4_block_bytes(quant))[:] = restore_scales(quant, raw, scales)
-    x = np.ones((6, cols), np.float32)  # enough columns for the kernels of many
+    x = np.ones((9, cols), np.float32)  # enough rows and columns for the kernels of many
     x[1] = -1.0
     x[2, ::2] = -1.0
     assert_all_agree(quant, raw, cols, x)

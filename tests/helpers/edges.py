@@ -34,7 +34,7 @@ from helpers.quant_blocks import (
 )
 
 PAGE = mmap.PAGESIZE
-SHAPES = ((16, 1), (8, 3), (18, 5), (5, 1), (33, 2), (1, 1))  # rows, blocks of a row
+SHAPES = ((16, 1), (8, 3), (18, 5), (5, 1), (33, 2), (1, 1), (40, 2))  # rows, blocks of a row
 COLUMNS = (1, 2, 3, 4, 5, 8, 17)
 ACT_ALIGN = 64
 

@@ -7,46 +7,12 @@
  * sub-scale costs no instruction of its own.
  */
 #if defined(__AVX2__)
-#include "aligned.h"
+#include "super_places_avx2.h"
 #include "super_x8_avx2.h"
 
-/* ---- single blocks --------------------------------------------------------------------------- */
+/* ---- row by row, few columns: one lane per four weights -------------------------------------- */
 
-/* Where the blocks of a weight lie that is not interleaved. */
-typedef struct {
-    const uint8_t *raw;
-    ds4_sections sections;
-    int64_t blocks; /* of a row */
-} super_places;
-
-DS4_INLINE super_places places_of(uint32_t layout, const ds4_weight *w) {
-    super_places p = {w->data, {NULL, NULL, NULL}, w->cols / DS4_SUPER};
-    if (ds4_is_aligned(layout)) p.sections = ds4_sections_of(w);
-    return p;
-}
-
-/* Block b of row r. */
-DS4_INLINE void load_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r, int64_t b,
-                           super_block *s) {
-    const ds4_sections *at = &p->sections;
-    int64_t i = r * p->blocks + b, pair = (r >> 1) * p->blocks + b;
-    switch (layout) {
-    case DS4_LAYOUT_IQ2_XXS_ALIGNED:
-        load_iq2_xxs(at->scales + 2 * i, at->codes + 64 * i, s);
-        break;
-    case DS4_LAYOUT_IQ2_XS_ALIGNED:
-        load_iq2_xs(at->scales + 2 * i, at->extra + 8 * i, at->codes + 64 * i, s);
-        break;
-    case DS4_LAYOUT_IQ2_PLANES:
-        load_iq2_planes(type, p->raw + i * ds4_plane_bytes(type), s);
-        break;
-    case DS4_LAYOUT_Q2_K_ALIGNED:
-        load_q2_k_of_pair(at->scales + 8 * pair, at->extra + 32 * pair, at->codes + 128 * pair,
-                          (int)(r & 1), s);
-        break;
-    default: load_super(type, p->raw + i * super_bytes(type), s);
-    }
-}
+#define FEW 4 /* columns up to this go row by row */
 
 /* Codes that a row by row pass comes to soon. A pair's second row finds what the first one read. */
 DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
@@ -59,10 +25,6 @@ DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_place
     for (int at = 0; at < bytes; at += 64)
         _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
 }
-
-/* ---- row by row, few columns: one lane per four weights -------------------------------------- */
-
-#define FEW 4 /* columns up to this go row by row */
 
 /* Broadcasts int16 number i of each lane over that lane. */
 DS4_INLINE __m256i lane_scale(__m256i sc, int i) {

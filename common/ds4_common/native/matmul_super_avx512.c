@@ -1,7 +1,8 @@
 /* K types (blocks of 256), AVX-512: X8 of Q2_K .. Q6_K, one lane per row.
  *
  * Few columns wait for memory: eight rows at a time, so that a core reads one run of it, front to back.
- * With more, two groups of eight rows share a vector, up to four columns at once. Sums of sixteen
+ * With more, two groups of eight rows share a vector, up to four columns at once; many go to
+ * matmul_super_tile_avx512.c. Sums of sixteen
  * products stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with the sub-scale in
  * the low half of each lane and adds: a sub-scale costs one instruction. Those two multiply in int32.
  */
@@ -232,7 +233,7 @@ KERNEL_X8(q5_k_x8, DS4_Q5_K)
 KERNEL_X8(q6_k_x8, DS4_Q6_K)
 
 /* NULL where the AVX2 kernel serves. */
-ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
+ds4_matmul_fn ds4_matmul_avx512_few(uint32_t type, uint32_t layout) {
     if (type == DS4_IQ2_XXS || type == DS4_IQ2_XS) return ds4_matmul_avx512_iq2(type, layout);
     if (layout == DS4_LAYOUT_Q2_K_ALIGNED) return ds4_matmul_avx512_q2_k_pairs();
     if (layout == DS4_LAYOUT_RAW) return ds4_matmul_avx512_rows(type);

@@ -206,6 +206,7 @@ ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_blocks(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_rows(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avx512_few(uint32_t type, uint32_t layout); /* K, IQ and TQ types */
 ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_q2_k_pairs(void); /* aligned */
 ds4_matmul_fn ds4_matmul_amx_legacy(uint32_t type, uint32_t layout);
