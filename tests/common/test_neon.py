@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ds4_common.native.build import CFLAGS, NATIVE, flags_for
+from ds4_common.quants.native import Isa
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 CHECK = Path(__file__).parents[1] / "native" / "vector_check.c"
@@ -42,12 +43,11 @@ def program(objects: list[Path], source: Path, target: Path) -> Path:
     return target
 
 
-def test_every_neon_kernel_gives_the_bits_of_its_scalar_reference(
+def test_every_arm_kernel_gives_the_bits_of_its_scalar_reference(
     objects: list[Path], tmp_path: Path
 ) -> None:
     said = run(EMULATOR, program(objects, CHECK, tmp_path / "check"))
-    assert said.splitlines() == [
-        "instruction set 2",
+    kinds = [
         "activation columns: equal",
         "matrices: 27 types equal",
         "aligned layouts: 3 types equal",
@@ -55,19 +55,26 @@ def test_every_neon_kernel_gives_the_bits_of_its_scalar_reference(
         "vector operations: equal",
         "caches: 4 types equal",
     ]
+    sets = [f"instruction set {isa:d}" for isa in (Isa.NEON, Isa.I8MM)]
+    assert said.splitlines() == [sets[0], *kinds, sets[1], *kinds]
 
 
-def test_a_cpu_without_dot_products_runs_the_scalar_kernels(
+def test_a_cpu_runs_the_kernels_of_its_instructions_and_no_others(
     objects: list[Path], tmp_path: Path
 ) -> None:
     source = tmp_path / "isa.c"
     source.write_text(
         '#include <stdio.h>\n#include "matmul.h"\n'
-        'int main(void) { printf("%d %d\\n", ds4_isa_best(), ds4_isa_runs(DS4_ISA_NEON)); }\n'
+        "int main(void) {\n"
+        '    printf("%d", ds4_isa_best());\n'
+        '    for (int isa = 0; isa < DS4_ISAS; isa++) printf(" %d", ds4_isa_runs(isa));\n'
+        "}\n"
     )
     isa = program(objects, source, tmp_path / "isa")
-    assert run(EMULATOR, "-cpu", "cortex-a53", isa) == "0 0\n"
-    assert run(EMULATOR, "-cpu", "max", isa) == "2 1\n"
+    assert run(EMULATOR, "-cpu", "cortex-a53", isa) == "0 1 0 0 0 0 0"
+    assert run(EMULATOR, "-cpu", "neoverse-n1", isa) == "2 1 0 1 0 0 0"
+    assert run(EMULATOR, "-cpu", "max", isa) == "5 1 0 1 0 0 1"
+    assert run(EMULATOR, "-cpu", "max", "-E", "DS4_ISA=neon", isa) == "2 1 0 1 0 0 1"
 
 
 def test_the_whole_library_compiles_for_arm() -> None:

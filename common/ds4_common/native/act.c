@@ -85,7 +85,7 @@ void ds4_act_quantize(int format, const float *x, int64_t cols, void *out, int i
         return;
     }
 #elif defined(__aarch64__)
-    if (isa == DS4_ISA_NEON && format != DS4_ACT_F32) {
+    if (isa != DS4_ISA_SCALAR && format != DS4_ACT_F32) {
         ds4_act_quantize_neon(format, x, cols, out);
         return;
     }

@@ -5,8 +5,8 @@ and editable installs, and by developers as `python common/ds4_common/native/bui
 guess: a failing compiler command is shown whole and nothing half-built replaces a working library.
 
 Files named `*_avx2.c` get AVX2+FMA+F16C on x86-64, `*_avx512.c` what Ice Lake added to that and
-`*_amx.c` also int8 tiles, files named `*_neon.c` ARMv8.2 with dot products on 64-bit ARM; every
-other file is built for the baseline of the target, so the library loads on any CPU and picks its
+`*_amx.c` also int8 tiles, files named `*_neon.c` ARMv8.2 with dot products on 64-bit ARM and
+`*_i8mm.c` also products of int8 matrices; every other file is built for the baseline of the target, so the library loads on any CPU and picks its
 kernels at run time. `-ffp-contract=off`
 is part of the numerical contract (docs/design.md section 7), not an optimisation flag.
 """
@@ -37,7 +37,10 @@ VECTOR_FLAGS = {
         "_avx512.c": AVX512,
         "_amx.c": [*AVX512, "-mamx-tile", "-mamx-int8"],
     },
-    "aarch64": {"_neon.c": ["-march=armv8.2-a+dotprod"]},
+    "aarch64": {
+        "_neon.c": ["-march=armv8.2-a+dotprod"],
+        "_i8mm.c": ["-march=armv8.2-a+dotprod+i8mm"],
+    },
 }
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # other names of the same
 

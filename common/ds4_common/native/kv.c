@@ -200,7 +200,7 @@ const ds4_kv *ds4_kv_table(int type, int isa) {
         return type == DS4_KV_Q8_0 ? &ds4_kv_avx512_q8 : ds4_kv_avx512 + type;
     if (isa != DS4_ISA_SCALAR) return ds4_kv_avx2 + type;
 #elif defined(__aarch64__)
-    if (isa == DS4_ISA_NEON) return ds4_kv_neon + type;
+    if (isa != DS4_ISA_SCALAR) return ds4_kv_neon + type;
 #endif
     (void)isa;
     return ds4_kv_scalar + type;

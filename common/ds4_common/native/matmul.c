@@ -54,7 +54,9 @@ int ds4_isa_runs(int isa) {
     if (isa == DS4_ISA_AVX512) return has_avx512();
     return isa == DS4_ISA_AMX && has_amx();
 #elif defined(__aarch64__) && defined(__linux__)
-    return isa == DS4_ISA_NEON && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    const int neon = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    if (isa == DS4_ISA_I8MM) return neon && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+    return isa == DS4_ISA_NEON && neon;
 #elif defined(__aarch64__) && defined(__APPLE__)
     return isa == DS4_ISA_NEON; /* every Apple core since the M1 */
 #else
@@ -63,7 +65,7 @@ int ds4_isa_runs(int isa) {
 }
 
 int ds4_isa_best(void) {
-    static const char *const names[DS4_ISAS] = {"scalar", "avx2", "neon", "avx512", "amx"};
+    static const char *const names[DS4_ISAS] = {"scalar", "avx2", "neon", "avx512", "amx", "i8mm"};
     const char *wanted = getenv("DS4_ISA");
     if (wanted && *wanted) {
         for (int isa = 0; isa < DS4_ISAS; isa++)
@@ -100,6 +102,23 @@ static ds4_matmul_fn amx_kernel(const ds4_quant *quant, uint32_t layout) {
 }
 #endif
 
+#if defined(__aarch64__)
+static ds4_matmul_fn neon_kernel(const ds4_quant *quant, uint32_t layout) {
+    ds4_matmul_fn kernel = quant->act == DS4_ACT_F32     ? ds4_matmul_neon_float(quant->type, layout)
+                           : quant->act == DS4_ACT_Q8_32 ? ds4_matmul_neon_legacy(quant->type, layout)
+                                                         : ds4_matmul_neon_super(quant->type, layout);
+    return kernel ? kernel : ds4_matmul_scalar(quant->type, layout);
+}
+
+/* Kernels where products of matrices help; they hand few columns on. */
+static ds4_matmul_fn i8mm_kernel(const ds4_quant *quant, uint32_t layout) {
+    ds4_matmul_fn kernel = quant->act == DS4_ACT_Q8_32    ? ds4_matmul_i8mm_legacy(quant->type, layout)
+                           : quant->act == DS4_ACT_Q8_256 ? ds4_matmul_i8mm_super(quant->type, layout)
+                                                          : NULL;
+    return kernel ? kernel : neon_kernel(quant, layout);
+}
+#endif
+
 ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa) {
     const ds4_quant *quant = ds4_quant_find(type);
     if (!ds4_layout_exists(type, layout)) return NULL;
@@ -109,12 +128,8 @@ ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa) {
     if (isa == DS4_ISA_AVX512) return avx512_kernel(quant, layout);
     if (isa == DS4_ISA_AMX) return has_amx() ? amx_kernel(quant, layout) : NULL;
 #elif defined(__aarch64__)
-    if (isa == DS4_ISA_NEON) {
-        ds4_matmul_fn kernel = quant->act == DS4_ACT_F32     ? ds4_matmul_neon_float(type, layout)
-                               : quant->act == DS4_ACT_Q8_32 ? ds4_matmul_neon_legacy(type, layout)
-                                                             : ds4_matmul_neon_super(type, layout);
-        return kernel ? kernel : ds4_matmul_scalar(type, layout);
-    }
+    if (isa == DS4_ISA_NEON) return neon_kernel(quant, layout);
+    if (isa == DS4_ISA_I8MM) return i8mm_kernel(quant, layout);
 #endif
     return NULL;
 }

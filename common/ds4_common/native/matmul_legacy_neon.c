@@ -6,86 +6,11 @@
  * broadcast by the dot product instruction itself. Raw blocks are transposed into the same form.
  */
 #if defined(__ARM_FEATURE_DOTPROD)
-#include "neon.h"
+#include "legacy_block_neon.h"
 
 #define COLUMNS 8 /* their sixteen sums stay in the second half of the registers */
 
-DS4_INLINE int is_five_bit(uint32_t type) { return type == DS4_Q5_0 || type == DS4_Q5_1; }
-DS4_INLINE int has_min(uint32_t type) { return type == DS4_Q4_1 || type == DS4_Q5_1; }
-DS4_INLINE int block_bytes_of(uint32_t type) {
-    switch (type) {
-    case DS4_Q4_0:
-    case DS4_IQ4_NL: return 18;
-    case DS4_Q4_1: return 20;
-    case DS4_Q5_0: return 22;
-    case DS4_Q5_1: return 24;
-    case DS4_MXFP4: return 17;
-    default: return 34;
-    }
-}
-
-/* What was added to the true values of a type to make them unsigned. */
-DS4_INLINE int offset_of(uint32_t type) {
-    return type == DS4_Q4_0 ? 8 : type == DS4_Q5_0 ? 16 : 0;
-}
-
-/* One block of eight rows: w[2 j + h] holds weights 4 j .. 4 j + 3 of rows 4 h .. 4 h + 3. */
-typedef struct {
-    int8x16_t w[16];
-    float32x4_t d[2], m[2];
-} tile_block;
-
-/* ---- X8 -------------------------------------------------------------------------------------- */
-
-DS4_INLINE void fill_x8(uint32_t type, const uint8_t *group, tile_block *t) {
-    const uint8_t *quants = group + ds4_x8_quants_offset(type);
-    for (int h = 0; h < 2; h++) {
-        t->d[h] = neon_half4(group + 8 * h);
-        if (has_min(type)) t->m[h] = neon_half4(group + 16 + 8 * h);
-    }
-    if (type == DS4_Q8_0) {
-        for (int i = 0; i < 16; i++) t->w[i] = vld1q_s8((const int8_t *)quants + 16 * i);
-        return;
-    }
-    for (int i = 0; i < 8; i++) { /* step i / 2 in the low nibbles, step 4 + i / 2 in the high ones */
-        uint8x16_t v = vld1q_u8(quants + 16 * i);
-        t->w[i] = low_nibbles(v);
-        t->w[8 + i] = high_nibbles(v);
-        if (!is_five_bit(type)) continue;
-        uint8x16_t fifth = vld1q_u8(group + (has_min(type) ? 32 : 16) + 16 * (i & 1));
-        const uint8x16_t sixteen = vdupq_n_u8(16);
-        int j = i / 2; /* bit j and bit 4 + j of the high plane */
-        uint8x16_t low = vandq_u8(vshlq_u8(fifth, vdupq_n_s8((int8_t)(4 - j))), sixteen);
-        uint8x16_t high = vandq_u8(vshlq_u8(fifth, vdupq_n_s8((int8_t)-j)), sixteen);
-        t->w[i] = vorrq_s8(t->w[i], vreinterpretq_s8_u8(low));
-        t->w[8 + i] = vorrq_s8(t->w[8 + i], vreinterpretq_s8_u8(high));
-    }
-}
-
 /* ---- raw blocks ------------------------------------------------------------------------------ */
-
-/* The 32 values of a block in order. */
-DS4_INLINE void raw_values(uint32_t type, const uint8_t *block, int8x16_t *low, int8x16_t *high) {
-    if (type == DS4_Q8_0) {
-        *low = vld1q_s8((const int8_t *)block + 2);
-        *high = vld1q_s8((const int8_t *)block + 18);
-        return;
-    }
-    const int high_at = has_min(type) ? 4 : 2;
-    const int quants_at = type == DS4_MXFP4 ? 1 : high_at + (is_five_bit(type) ? 4 : 0);
-    uint8x16_t v = vld1q_u8(block + quants_at);
-    *low = low_nibbles(v);
-    *high = high_nibbles(v);
-    if (type == DS4_IQ4_NL || type == DS4_MXFP4) {
-        int8x16_t table = vld1q_s8(type == DS4_MXFP4 ? ds4_fp4_values : ds4_iq4_values);
-        *low = vqtbl1q_s8(table, vreinterpretq_u8_s8(*low));
-        *high = vqtbl1q_s8(table, vreinterpretq_u8_s8(*high));
-    }
-    if (is_five_bit(type)) {
-        *low = vorrq_s8(*low, spread_bits(block + high_at, 16));
-        *high = vorrq_s8(*high, spread_bits(block + high_at + 2, 16));
-    }
-}
 
 DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, tile_block *t) {
     float d[8], m[8];
@@ -94,7 +19,7 @@ DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, 
         for (int i = 0; i < 4; i++) {
             const uint8_t *block = rows[4 * h + i] + at;
             raw_values(type, block, low + i, high + i);
-            d[4 * h + i] = type == DS4_MXFP4 ? ds4_e8m0_half(block[0]) : neon_half(block);
+            d[4 * h + i] = raw_scale(type, block);
             m[4 * h + i] = has_min(type) ? neon_half(block + 2) : 0.0f;
         }
         transpose4(low, out);
@@ -148,7 +73,7 @@ DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_weight *w, int64_t r
         tile_block t;
         if (x8) {
             __builtin_prefetch(data + (b + 4) * DS4_X8_ROWS * bytes);
-            fill_x8(type, data + b * DS4_X8_ROWS * bytes, &t);
+            load_x8(type, data + b * DS4_X8_ROWS * bytes, &t);
         } else
             fill_raw(type, rows, b * bytes, &t);
         for (int c = 0; c < columns; c++) add_block(type, &t, x[c], b, acc + 2 * c);
@@ -166,12 +91,16 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     for (int64_t r = row0; r < row1; r += 8) {
         int64_t count = row1 - r < 8 ? row1 - r : 8, c = 0;
         const char *x = acts;
-        for (; c + COLUMNS <= n; c += COLUMNS)
+        for (; c + COLUMNS <= n; c += COLUMNS) /* constant counts keep the sums in registers */
             eight_rows(type, x8, w, r, count, x + (size_t)c * act_stride, act_stride, COLUMNS,
                        y + c * ldy + r, ldy);
-        for (; c < n; c++) /* a constant column count keeps the sums in registers */
-            eight_rows(type, x8, w, r, count, x + (size_t)c * act_stride, act_stride, 1,
+#pragma GCC unroll 3
+        for (int few = COLUMNS / 2; few; few /= 2) { /* the bits of what is left */
+            if (!((n - c) & few)) continue;
+            eight_rows(type, x8, w, r, count, x + (size_t)c * act_stride, act_stride, few,
                        y + c * ldy + r, ldy);
+            c += few;
+        }
     }
 }
 

@@ -89,9 +89,6 @@ DS4_INLINE void one_column(uint32_t type, const uint8_t *group, int64_t blocks, 
 
 /* ---- more columns ---------------------------------------------------------------------------- */
 
-/* A weight times its sub-scale is a signed byte: of Q2_K at most 45, of Q3_K, negated, -128 to 124. */
-DS4_INLINE int scaled_bytes(uint32_t type) { return type == DS4_Q2_K || type == DS4_Q3_K; }
-
 /* One block of eight rows: w[8 i + j][h] holds weights 32 i + 4 j .. + 3 of rows 4 h .. 4 h + 3. */
 typedef struct {
     int8x16_t w[64][2];

@@ -106,7 +106,7 @@ const ds4_vector *ds4_vector_table(int isa) {
 #if defined(__x86_64__)
     if (isa != DS4_ISA_SCALAR) return &ds4_vector_avx2;
 #elif defined(__aarch64__)
-    if (isa == DS4_ISA_NEON) return &ds4_vector_neon;
+    if (isa != DS4_ISA_SCALAR) return &ds4_vector_neon;
 #endif
     (void)isa;
     return &ds4_vector_scalar;

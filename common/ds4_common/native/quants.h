@@ -214,6 +214,8 @@ ds4_matmul_fn ds4_matmul_amx_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_neon_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_neon_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_neon_super_x8(uint32_t type);
+ds4_matmul_fn ds4_matmul_i8mm_legacy(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_i8mm_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_neon_float(uint32_t type, uint32_t layout);
 
 /* ---- IQ and TQ types ------------------------------------------------------------------------- */

@@ -21,6 +21,9 @@ DS4_INLINE int stored_offset(uint32_t type) {
     return type == DS4_Q3_K ? 4 : type == DS4_Q6_K ? 32 : 0;
 }
 
+/* A weight times its sub-scale is a signed byte: of Q2_K at most 45, of Q3_K, negated, -128 to 124. */
+DS4_INLINE int scaled_bytes(uint32_t type) { return type == DS4_Q2_K || type == DS4_Q3_K; }
+
 DS4_INLINE int x8_block_bytes(uint32_t type) {
     switch (type) {
     case DS4_Q2_K: return 84;

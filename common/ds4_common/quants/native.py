@@ -53,6 +53,7 @@ class Isa(IntEnum):
     NEON = 2
     AVX512 = 3
     AMX = 4
+    I8MM = 5
 
 
 class Weight(ctypes.Structure):
