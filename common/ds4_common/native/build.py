@@ -6,8 +6,8 @@ guess: a failing compiler command is shown whole and nothing half-built replaces
 
 Files named `*_avx2.c` get AVX2+FMA+F16C on x86-64, `*_avx512.c` what Ice Lake added to that and
 `*_amx.c` also int8 tiles, files named `*_neon.c` ARMv8.2 with dot products on 64-bit ARM and
-`*_i8mm.c` also products of int8 matrices; every other file is built for the baseline of the target, so the library loads on any CPU and picks its
-kernels at run time. `-ffp-contract=off`
+`*_i8mm.c` also products of int8 matrices; every other file is built for the baseline of the
+target, so the library loads on any CPU and picks its kernels at run time. `-ffp-contract=off`
 is part of the numerical contract (docs/design.md section 7), not an optimisation flag.
 """
 
