@@ -8,6 +8,18 @@ DS4_INLINE __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
 
 DS4_INLINE __m512i broadcast4_16(const void *p) { return _mm512_set1_epi32((int)ds4_load_u32(p)); }
 
+/* Adds the products of the four bytes at x with those of every lane, w's unsigned; and of the two int16.
+ * The compiler's own would load x into a register first, for every column of a kernel. */
+DS4_INLINE __m512i dot4_16(__m512i sum, __m512i w, const void *x) {
+    __asm__("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t *)x), "v"(w));
+    return sum;
+}
+
+DS4_INLINE __m512i dot2_16(__m512i sum, __m512i w, const void *x) {
+    __asm__("vpdpwssd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t *)x), "v"(w));
+    return sum;
+}
+
 /* 32 bytes of each of two groups of eight rows. */
 DS4_INLINE __m512i two_groups(const uint8_t *a, const uint8_t *b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
@@ -28,6 +40,32 @@ DS4_INLINE __mmask16 first_of_16(int64_t count) {
 DS4_INLINE void prefetch_bytes(const uint8_t *p, int bytes, int ahead) {
     for (int at = 0; at < bytes; at += 64)
         _mm_prefetch((const char *)p + ahead + at, _MM_HINT_T0);
+}
+
+/* Where groups of eight rows that are read side by side will be read some blocks later. Each group ends
+ * before what is ahead of it begins: the next one in memory is its neighbour's. */
+typedef struct {
+    const uint8_t *at; /* in the first of them */
+    int64_t left;      /* blocks to its end */
+} group_stream;
+
+enum { STREAM_AHEAD = 4096 }; /* bytes of each */
+
+DS4_INLINE group_stream stream_ahead(const uint8_t *data, int groups, int64_t blocks, int bytes) {
+    int64_t early = STREAM_AHEAD / bytes;
+    const uint8_t *from = data + early / blocks * groups * blocks * bytes;
+    return (group_stream){from + early % blocks * bytes, blocks - early % blocks};
+}
+
+/* Asks for a block of each, into the second-level cache: lines on their way to the first one are few. */
+DS4_INLINE void ask_ahead(group_stream *s, int groups, int64_t blocks, int bytes) {
+    for (int g = 0; g < groups; g++)
+        for (int line = 0; line < bytes; line += 64)
+            _mm_prefetch((const char *)s->at + g * blocks * bytes + line, _MM_HINT_T1);
+    s->at += bytes;
+    if (--s->left) return;
+    s->at += (groups - 1) * blocks * bytes;
+    s->left = blocks;
 }
 
 /* Eight floats of each of two places. */

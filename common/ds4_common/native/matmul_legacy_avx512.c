@@ -57,32 +57,6 @@ DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, con
 
 /* ---- more columns: sixteen rows -------------------------------------------------------------- */
 
-/* Where groups of eight rows that are read side by side will be read some blocks later. Each group ends
- * before what is ahead of it begins: the next one in memory is its neighbour's. */
-typedef struct {
-    const uint8_t *at; /* in the first of them */
-    int64_t left;      /* blocks to its end */
-} group_stream;
-
-enum { STREAM_AHEAD = 4096 }; /* bytes of each */
-
-DS4_INLINE group_stream stream_ahead(const uint8_t *data, int groups, int64_t blocks, int bytes) {
-    int64_t early = STREAM_AHEAD / bytes;
-    const uint8_t *from = data + early / blocks * groups * blocks * bytes;
-    return (group_stream){from + early % blocks * bytes, blocks - early % blocks};
-}
-
-/* Asks for a block of each, into the second-level cache: lines on their way to the first one are few. */
-DS4_INLINE void ask_ahead(group_stream *s, int groups, int64_t blocks, int bytes) {
-    for (int g = 0; g < groups; g++)
-        for (int line = 0; line < bytes; line += 64)
-            _mm_prefetch((const char *)s->at + g * blocks * bytes + line, _MM_HINT_T1);
-    s->at += bytes;
-    if (--s->left) return;
-    s->at += (groups - 1) * blocks * bytes;
-    s->left = blocks;
-}
-
 #define COLUMNS 8 /* sums and accumulators of that many fit the registers */
 
 /* Adds weights 4 step .. 4 step + 3 times those of every column. */
