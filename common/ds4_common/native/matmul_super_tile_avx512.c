@@ -10,7 +10,8 @@
 #if defined(__AVX512F__)
 #include "super_panel_avx512.h"
 
-#define LEAST 5  /* columns: groups are never smaller than three then */
+#define LEAST_X8 17 /* columns from which it pays, from DRAM too */
+#define LEAST_ROWS 5 /* groups are never smaller than three then */
 #define MANY 256 /* columns whose accumulators wait while the next block is unpacked */
 #define GROUP 6  /* columns whose sums fit the registers */
 
@@ -186,7 +187,9 @@ static void panel_rows(const ds4_weight *w, int64_t r, int64_t row1, const char 
 }
 
 /* Columns from which unpacking into a panel pays. */
-static int64_t least_columns(const ds4_weight *w) { return w->type == DS4_Q2_K ? 9 : LEAST; }
+static int64_t least_columns(const ds4_weight *w) {
+    return w->layout == DS4_LAYOUT_X8 ? LEAST_X8 : w->type == DS4_Q2_K ? 9 : LEAST_ROWS;
+}
 
 static void many(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,
                  size_t act_stride, int64_t n, float *y, int64_t ldy) {
