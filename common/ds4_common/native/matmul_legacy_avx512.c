@@ -1,9 +1,10 @@
 /* Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 in the X8 layout, AVX-512 VNNI: sixteen rows, up to eight columns.
  *
- * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. One column waits for
- * memory: eight rows at a time, so that a core reads one run of it. With more, two groups of eight rows
- * share a vector; weights are unpacked in registers and meet every column at once. vpdpbusd takes its left factors unsigned: Q8_0 is
- * moved by 128, and the sum of the activations takes that off again, exactly.
+ * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. Two groups of eight
+ * rows, two runs of memory that are asked for ahead, share a vector; weights are unpacked in registers and
+ * meet every column at once. vpdpbusd takes its left factors unsigned: Q8_0 is moved by 128, and the sum
+ * of the activations takes that off again, exactly. One column of Q8_0, which has nothing to unpack, is
+ * fastest along one run of memory: eight rows at a time.
  */
 #if defined(__AVX512F__)
 #include "legacy_x8_avx512.h"
@@ -13,49 +14,27 @@ DS4_INLINE int offset_bits(uint32_t type) {
     return type == DS4_Q4_0 ? 3 : type == DS4_Q5_0 ? 4 : 7;
 }
 
-/* ---- one column: eight rows, one run of memory ----------------------------------------------- */
+/* ---- one column of Q8_0: eight rows ----------------------------------------------------------- */
 
-DS4_INLINE __m256i dot8(uint32_t type, const uint8_t *group, const int8_t *q) {
-    __m256i a = _mm256_setzero_si256(), b = a;
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        in_order();
-        __m256i low, high;
-        if (type == DS4_Q8_0) {
-            const __m256i flip = _mm256_set1_epi8(-128);
-            low = _mm256_xor_si256(load32(group + 16 + 64 * j), flip);
-            high = _mm256_xor_si256(load32(group + 48 + 64 * j), flip);
-            a = _mm256_dpbusd_epi32(a, low, broadcast4(q + 8 * j));
-            b = _mm256_dpbusd_epi32(b, high, broadcast4(q + 8 * j + 4));
-        } else {
-            x8_steps(type, group, j, &low, &high);
-            a = _mm256_dpbusd_epi32(a, low, broadcast4(q + 4 * j));
-            b = _mm256_dpbusd_epi32(b, high, broadcast4(q + 16 + 4 * j));
-        }
-    }
-    return _mm256_add_epi32(a, b);
-}
-
-DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
-    const int bytes = DS4_X8_ROWS * block_bytes_of(type);
+DS4_INLINE __m256 q8_0_rows8(const uint8_t *group, int64_t blocks, const void *act) {
     ds4_act32 x = ds4_act32_view(act, 32 * blocks);
     __m256 acc = _mm256_setzero_ps();
-    for (int64_t i = 0; i < blocks; i++, group += bytes) {
+    for (int64_t i = 0; i < blocks; i++, group += DS4_X8_ROWS * block_bytes_of(DS4_Q8_0)) {
+        __m256i sum[2] = {_mm256_slli_epi32(_mm256_set1_epi32(-x.sum[i]), 7), _mm256_setzero_si256()};
         if (i % 8 == 0) open_page_ahead(group);
-        __m256 d = load_half8(group), m = d;
-        if (has_min(type)) m = load_half8(group + 16);
-        __m256i isum = dot8(type, group, x.q + 32 * i);
-        if (!has_min(type))
-            isum = _mm256_sub_epi32(
-                isum, _mm256_slli_epi32(_mm256_set1_epi32(x.sum[i]), offset_bits(type)));
-        acc = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_broadcast_ss(x.d + i)),
-                              _mm256_cvtepi32_ps(isum), acc);
-        if (has_min(type)) acc = _mm256_fmadd_ps(m, _mm256_broadcast_ss(x.s + i), acc);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            in_order();
+            __m256i w = _mm256_xor_si256(load32(group + 16 + 32 * j), _mm256_set1_epi8(-128));
+            sum[j % 2] = _mm256_dpbusd_epi32(sum[j % 2], w, broadcast4(x.q + 32 * i + 4 * j));
+        }
+        __m256 scale = _mm256_mul_ps(load_half8(group), _mm256_broadcast_ss(x.d + i));
+        acc = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_add_epi32(sum[0], sum[1])), acc);
     }
     return acc;
 }
 
-/* ---- more columns: sixteen rows -------------------------------------------------------------- */
+/* ---- sixteen rows ----------------------------------------------------------------------------- */
 
 #define COLUMNS 8 /* sums and accumulators of that many fit the registers */
 
@@ -125,9 +104,12 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
 DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
                           const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
     int64_t blocks = w->cols / 32, row_bytes = blocks * block_bytes_of(type);
-    for (int64_t r = row0; n == 1 && r < row1; r += 8)
-        _mm256_storeu_ps(y + r, rows8(type, (const uint8_t *)w->data + r * row_bytes, blocks, acts));
-    for (int64_t r = row0; n > 1 && r < row1; r += 16) {
+    if (type == DS4_Q8_0 && n == 1) {
+        for (int64_t r = row0; r < row1; r += 8)
+            _mm256_storeu_ps(y + r, q8_0_rows8((const uint8_t *)w->data + r * row_bytes, blocks, acts));
+        return;
+    }
+    for (int64_t r = row0; r < row1; r += 16) {
         const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
         const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
         __mmask16 rows = first_of_16(row1 - r);
