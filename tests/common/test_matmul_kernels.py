@@ -115,6 +115,26 @@ def test_every_number_of_rows_gives_the_same_bits_with_many_columns(
         np.testing.assert_array_equal(bits(kernel.run(x)), reference, err_msg=f"{kernel.layout}")
 
 
+@pytest.mark.parametrize("n", [8, 10, 14, 134])
+@pytest.mark.parametrize("rows", [8, 24, 35, 48, 64])
+@pytest.mark.parametrize("quant", BLOCK32_TYPES)
+def test_panels_of_rows_that_end_early_give_the_same_bits(
+    quant: QuantType, rows: int, n: int
+) -> None:
+    rng = np.random.default_rng(rows)
+    cols = 1200 // block_weights(quant) * block_weights(quant)  # stretches of different lengths
+    raw, x = plausible_blocks(rng, quant, rows, cols), activations(rng, n, cols)
+    reference = bits(kernels(quant, raw, cols)[0].run(x))
+    for kernel in kernels(quant, raw, cols)[1:]:
+        for splits in ((), (8,), (16,)):
+            if all(split < rows for split in splits):
+                np.testing.assert_array_equal(
+                    bits(kernel.run(x, splits)),
+                    reference,
+                    err_msg=f"{kernel.layout.name} {kernel.isa.name} {splits}",
+                )
+
+
 @pytest.mark.parametrize("quant", ALL_TYPES)
 def test_more_weights_and_columns_than_any_tile_give_the_same_bits(quant: QuantType) -> None:
     rng = np.random.default_rng(9)

@@ -103,6 +103,10 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
 
 DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
                           const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    if (n >= DS4_LEAST_MANY) {
+        ds4_matmul_avx512_many(type, w->layout)(w, row0, row1, acts, act_stride, n, y, ldy);
+        return;
+    }
     int64_t blocks = w->cols / 32, row_bytes = blocks * block_bytes_of(type);
     if (type == DS4_Q8_0 && n == 1) {
         for (int64_t r = row0; r < row1; r += 8)
@@ -117,7 +121,7 @@ DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int6
             const char *x = acts + (size_t)c * act_stride;
             float *out = y + c * ldy + r;
             /* a constant column count keeps the sums in registers */
-            if (n - c >= 8)
+            if (n == 8)
                 rows16(type, count = 8, a, b, blocks, x, act_stride, out, ldy, rows);
             else if (n - c >= 4)
                 rows16(type, count = 4, a, b, blocks, x, act_stride, out, ldy, rows);

@@ -204,6 +204,7 @@ ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_blocks(uint32_t type); /* raw */
+ds4_matmul_fn ds4_matmul_avx512_many(uint32_t type, uint32_t layout); /* blocks of 32 */
 ds4_matmul_fn ds4_matmul_avx512_rows(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_few(uint32_t type, uint32_t layout); /* K, IQ and TQ types */
