@@ -21,6 +21,7 @@ from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.parameters import MAX_TEMPLATE, Parameters, refuse
 from ds4_owner.recipes.sampling import sampling_defaults
 from ds4_owner.recipes.syntax import Syntax, detect_syntax
+from ds4_owner.recipes.unread import refuse_unread
 from ds4_owner.series import joined
 
 
@@ -41,6 +42,7 @@ def prepare_model(
     places = joined(places)
     program = TextProgram(places, context_tokens)
     recipe(parameters, program, n_tokens, context_tokens, len(places))
+    refuse_unread(parameters)
     program.finish(bundle)
     serving = bundle.serving
     serving.served_id = served_id

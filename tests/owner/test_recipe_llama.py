@@ -282,7 +282,7 @@ def test_missing_experts_are_named(prepared: Build) -> None:
         ("llama.rope.dimension_count", 18, "got 18, expected an integer from 2 to 16"),
         ("llama.rope.freq_base", 0.0, "got 0.0"),
         ("llama.rope.freq_base", math.inf, "got inf"),
-        ("llama.rope.scaling.type", "longrope", "got longrope, expected one of none, linear, yarn"),
+        ("llama.rope.scaling.type", "x", "got x, expected one of none, linear, yarn, longrope"),
         ("llama.rope.scaling.factor", -1.0, "got -1.0"),
         ("llama.rope.scaling.factor", math.nan, "got nan"),
         ("llama.attention.layer_norm_rms_epsilon", math.nan, "got nan"),

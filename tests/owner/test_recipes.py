@@ -22,6 +22,7 @@ from golden import tiny
 from golden.deepseek2.cases import CASES as DEEPSEEK2
 from golden.gemma3.cases import CASES as GEMMA3
 from golden.glm4moe.cases import CASES as GLM4MOE
+from golden.mixtral.cases import CASES as MIXTRAL
 from golden.phi3.cases import CASES as PHI3
 from golden.qwen2.cases import CASES as QWEN2
 from golden.qwen3moe.cases import CASES as QWEN3MOE
@@ -181,3 +182,46 @@ def test_the_pattern_of_windows_may_be_given_per_layer(tmp_path: Path) -> None:
     flags = [True, False, True, True, False, False, True]
     bundle = prepared(GEMMA3[0], tmp_path, **{"attention.sliding_window_pattern": flags})
     assert windows(bundle) == [8 * flag for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [
+        ("attention.causal", False, True),
+        ("attention.temperature_scale", 0.125, 0.0),
+        ("attention.clamp_kqv", 8.0, 0.0),
+        ("attention.max_alibi_bias", 8.0, 0.0),
+        ("logit_scale", 0.0625, 1.0),
+        ("residual_scale", 0.25, 1.0),
+        ("embedding_scale", 12.0, 1.0),
+        ("attn_logit_softcapping", 50.0, 0.0),
+        ("final_logit_softcapping", 30.0, 0.0),
+        ("router_logit_softcapping", 30.0, 0.0),
+        ("use_parallel_residual", True, False),
+        ("attention.key_length_swa", 64, 8),
+    ],
+)
+def test_values_that_would_change_results_and_that_no_recipe_applies_are_refused(
+    tmp_path: Path, key: str, value: Any, neutral: Any
+) -> None:
+    same = {"attention.key_length": 8, "attention.value_length": 8}
+    prepared(QWEN2[0], tmp_path, **same, **{key: neutral})
+    with pytest.raises(UnsupportedModel, match=rf"'qwen2\.{key}': got {value}, expected"):
+        prepared(QWEN2[0], tmp_path, **same, **{key: value})
+
+
+def test_a_family_that_applies_such_a_value_is_not_refused(tmp_path: Path) -> None:
+    prepared(GEMMA3[0], tmp_path, final_logit_softcapping=30.0)
+
+
+@pytest.mark.parametrize("ahead", [2, 3, 4])
+def test_a_count_of_predicting_layers_that_takes_in_others_is_refused(
+    tmp_path: Path, ahead: int
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"nextn_predict_layers': got {ahead}, expected"):
+        prepared(GLM4MOE[0], tmp_path, nextn_predict_layers=ahead)
+
+
+def test_what_is_missing_and_what_is_left_over_are_said_together(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"ffn_gate\.weight: missing.*know: .*ffn_down_exps"):
+        prepared(MIXTRAL[0], tmp_path, expert_count=0)

@@ -22,11 +22,12 @@ from ds4_common.contract.ops import (
 )
 from ds4_common.errors import UnsupportedModel
 from ds4_common.gguf import GgmlType
-from ds4_common.quants import PACKED_ROWS
+from ds4_common.quants import PACKED_ROWS, QuantType
 
 PROGRAM = "step"  # one program serves prefill, decode and any mixture of both
 PAGE_TOKENS = 64  # where the recipe says nothing else
 _VECTOR_TYPES = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
+_KERNEL_TYPES = tuple(GgmlType(int(t)) for t in QuantType)
 _LISTED = 8  # names shown in an error
 _BY_ROWS = (Layout.RAW, Layout.X8, Layout.IQ2_PLANES)  # layouts in which rows follow each other
 
@@ -59,11 +60,15 @@ class TextProgram:
 
     def weight(self, name: str, *shape: int) -> str:
         """A tensor of the file that must have `shape`, row-major: a matrix is (out, in)."""
-        place = self._place(name, shape)
+        place = self._place(name, shape, _VECTOR_TYPES if len(shape) == 1 else _KERNEL_TYPES)
         if place is None:
             return name
-        if len(shape) == 1 and place.ggml_type not in _VECTOR_TYPES:
-            self._problems.append(f"{name}: got {_type(place)}, expected F32, F16 or BF16")
+        return self._add_weight(name, place, shape, place.offset, place.n_bytes)
+
+    def table(self, name: str, *shape: int) -> str:
+        """A tensor of the file whose entries are numbers of something."""
+        place = self._place(name, shape, (GgmlType.I32,))
+        if place is None:
             return name
         return self._add_weight(name, place, shape, place.offset, place.n_bytes)
 
@@ -169,15 +174,24 @@ class TextProgram:
         self.op("matmul", (source, weight, bias), (out,))
 
     def linear_parts(
-        self, source: str, stem: str, width: int, outs: Sequence[str], widths: Sequence[int]
+        self,
+        source: str,
+        stem: str,
+        width: int,
+        outs: Sequence[str],
+        widths: Sequence[int],
+        parts: Sequence[str] = (),
     ) -> None:
-        """Like `linear`, for one tensor whose rows are several results one after the other."""
+        """Like `linear`, for one tensor whose rows are several results one after the other. Without
+        a bias of its own, the results have those of `parts`."""
         first, total = 0, sum(widths)
-        for out, rows in zip(outs, widths, strict=True):
+        for out, rows, part in zip(outs, widths, parts or [""] * len(widths), strict=True):
             weight = self.weight_rows(f"{stem}.weight", (total, width), first, rows)
             bias = ""
             if self.has(f"{stem}.bias"):
                 bias = self.weight_rows(f"{stem}.bias", (total,), first, rows)
+            elif part:
+                bias = self.optional_weight(f"{part}.bias", rows)
             self.op("matmul", (source, weight, bias), (out,))
             first += rows
 
@@ -193,13 +207,14 @@ class TextProgram:
         """Writes program, buffers, cache and resources into `bundle`. Raises UnsupportedModel
         naming every tensor that is missing, misshapen or left over."""
         extra = sorted(self._places.keys() - self._used)
+        found = []
         if self._problems:
-            raise UnsupportedModel(f"tensors do not fit this architecture: {_some(self._problems)}")
+            found = [f"tensors do not fit this architecture: {_some(self._problems)}"]
         if extra:
-            raise UnsupportedModel(
-                f"tensors that this architecture's recipe does not know: {_some(extra)}; "
-                "leaving them out would change the results"
-            )
+            unknown = f"tensors that this architecture's recipe does not know: {_some(extra)}; "
+            found.append(f"{unknown}leaving them out would change the results")
+        if found:
+            raise UnsupportedModel(", and ".join(found))
         execution = bundle.execution
         execution.frames = 1
         execution.buffers.extend(self._buffers.values())
@@ -227,8 +242,11 @@ class TextProgram:
         model.cache.page_tables.add(buffer=PAGE_TABLE)
         model.programs.append(_program())
 
-    def _place(self, name: str, shape: tuple[int, ...]) -> TensorPlace | None:
-        """Where the tensor lies, if it has that shape; otherwise the problem is noted."""
+    def _place(
+        self, name: str, shape: tuple[int, ...], types: Sequence[GgmlType] = _KERNEL_TYPES
+    ) -> TensorPlace | None:
+        """Where the tensor lies, if it has that shape and one of the types; otherwise the problem
+        is noted."""
         self._used.add(name)
         place = self._places.get(name)
         if place is None:
@@ -236,6 +254,9 @@ class TextProgram:
         elif place.dims != tuple(reversed(shape)):
             got = _dims(tuple(reversed(place.dims)))
             self._problems.append(f"{name}: got {got}, expected {_dims(shape)}")
+        elif place.ggml_type not in types:
+            wanted = ", ".join(t.name for t in types)
+            self._problems.append(f"{name}: got type {_type(place)}, expected one of {wanted}")
         else:
             return place
         return None

@@ -20,6 +20,7 @@ from ds4_common.contract.ops import (
     GatedUnit,
     RouteScore,
 )
+from ds4_common.errors import UnsupportedModel
 from ds4_owner.recipes.builder import TextProgram
 
 ADJACENT, HALVES = 0, 1  # pairs of the rope op
@@ -98,8 +99,9 @@ def write_decoder(program: TextProgram, vocabulary: int, decoder: Decoder) -> No
 class Attention:
     """Paged attention with grouped heads. Biases are taken where the file has them.
 
-    `head_norms`: q and k are normed per head; `fused`: q, k and v are rows of one attn_qkv tensor;
-    `sinks`: each head has a score of its own that takes part in the softmax.
+    `head_norms`: q and k are normed per head; `sinks`: each head has a score of its own that takes
+    part in the softmax. q, k and v are tensors of their own or rows of one attn_qkv, as the file
+    has them; `fused` says which a file with neither lacks.
     """
 
     heads: int
@@ -123,8 +125,10 @@ class Attention:
             self.kv_heads * self.value_dim,
         )
         q, k, v = (program.scratch(*named) for named in zip("qkv", widths, strict=True))
-        if self.fused:
-            program.linear_parts(x, f"blk.{layer}.attn_qkv", width, (q, k, v), widths)
+        stems = [f"blk.{layer}.attn_{name}" for name in ("qkv", *"qkv")]
+        apart = program.has(f"{stems[1]}.weight")
+        if program.has(f"{stems[0]}.weight") or (self.fused and not apart):
+            program.linear_parts(x, stems[0], width, (q, k, v), widths, stems[1:])
         else:
             for name, out_width in zip("qkv", widths, strict=True):
                 part = program.scratch(name, out_width)
@@ -276,10 +280,16 @@ class Experts:
         logits = program.scratch("expert_logits", self.count)
         routes = program.scratch("routes", 2 * self.used)
         program.linear(x, f"blk.{layer}.ffn_gate_inp", width, logits, self.count)
-        choice = [program.optional_weight(f"blk.{layer}.exp_probs_b.bias", self.count)]
+        bias = f"blk.{layer}.exp_probs_b.bias"
+        choice = [program.optional_weight(bias, self.count)]
+        if choice[0] and self.score == RouteScore.LOGITS:
+            raise UnsupportedModel(
+                f"{bias}: got a bias, expected none where the scores of experts are their logits "
+                "(expert_gating_func 3)"
+            )
         if self.listed:
             name = f"blk.{layer}.ffn_gate_tid2eid.weight"
-            choice = ["", TOKENS, program.weight(name, self.listed, self.used)]
+            choice = ["", TOKENS, program.table(name, self.listed, self.used)]
             program.leave_out(f"blk.{layer}.exp_probs_b.")
         program.op(
             "route_experts",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds4_common.contract.ops import RouteScore
+from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.decoder import Attention, Experts, Gated, Rope
 from ds4_owner.recipes.parameters import Parameters, refuse
 
@@ -49,10 +50,11 @@ class Extents:
 def read_extents(
     parameters: Parameters, tensors: int, *, layer_tensors: int, layers: int | None = None
 ) -> Extents:
-    """`layer_tensors` bounds the layer count: a layer has that many tensors at least. `layers` is
-    how many count where the file's own number includes others."""
+    """`layer_tensors` bounds the layer count: a layer has that many tensors, or half of them where
+    a file keeps several in one. `layers` is how many count where the file's own number includes
+    others."""
     width = parameters.count("embedding_length")
-    in_file = parameters.count("block_count", high=max(1, tensors // layer_tensors))
+    in_file = parameters.count("block_count", high=max(1, 2 * tensors // layer_tensors))
     count = in_file if layers is None else min(layers, in_file)
     heads = parameters.counts("attention.head_count", in_file)[:count]
     kv_heads = heads
@@ -69,10 +71,12 @@ def read_extents(
         )
     key_dim = parameters.count("attention.key_length", max(1, width // heads[0]))
     value_dim = parameters.count("attention.value_length", max(1, width // heads[0]))
-    rope_dim = parameters.count("rope.dimension_count", key_dim, low=2, high=key_dim)
-    if rope_dim % 2:
-        raise refuse(parameters.key("rope.dimension_count"), rope_dim, "an even number")
-    scale = parameters.number("attention.scale", 0.0, high=1e6)
+    key = "rope.dimension_count"
+    rope_dim = parameters.count(key, key_dim, low=2, high=max(2, key_dim))
+    if rope_dim % 2 or rope_dim > key_dim:  # all of a head's where the file does not say
+        key = key if parameters.has(key) else "attention.key_length"
+        raise refuse(parameters.key(key), rope_dim, f"an even number up to {max(2, key_dim)}")
+    scale = parameters.number_or_none("attention.scale", 0.0, low=1e-6)
     return Extents(
         width=width,
         heads=heads,
@@ -83,6 +87,21 @@ def read_extents(
         epsilon=parameters.number("attention.layer_norm_rms_epsilon", high=1.0),
         scale=scale or 1.0 / math.sqrt(key_dim),
     )
+
+
+def read_ahead(parameters: Parameters, program: TextProgram, counted: int) -> int:
+    """How many of `counted` layers only predict further tokens. A file may hold none of their
+    tensors; where it holds a layer, that must be such a one."""
+    name = "nextn_predict_layers"
+    ahead = parameters.count(name, 0, low=0, high=counted - 1)
+    for i in range(counted - ahead, counted):
+        stem = f"blk.{i}"
+        if program.has(f"{stem}.attn_norm.weight") and not program.has(
+            f"{stem}.nextn.eh_proj.weight"
+        ):
+            expected = f"the layers that only predict, with {stem}.nextn.eh_proj.weight"
+            raise refuse(parameters.key(name), ahead, expected)
+    return ahead
 
 
 def read_rope(
@@ -105,8 +124,8 @@ def read_rope(
     kind = parameters.text("rope.scaling.type", "linear")
     if kind not in kinds:
         raise refuse(parameters.key("rope.scaling.type"), kind, f"one of {', '.join(kinds)}")
-    legacy = parameters.number("rope.scale_linear", 0.0, high=1e6)
-    factor = parameters.number("rope.scaling.factor", legacy, high=1e6) or 1.0
+    legacy = parameters.number_or_none("rope.scale_linear", 0.0, low=1e-6)
+    factor = parameters.number_or_none("rope.scaling.factor", legacy, low=1e-6) or 1.0
     if kind in ("linear", "yarn"):
         attributes["freq_scale"] = 1.0 / factor
     if kind == "yarn":
@@ -114,6 +133,26 @@ def read_rope(
             raise refuse(parameters.key("rope.scaling.factor"), factor, "at least 1 with YaRN")
         attributes |= _yarn(parameters, context_tokens)
     return Rope(dim, style, attributes, factors)
+
+
+def read_long_rope(parameters: Parameters, context_tokens: int, dim: int, style: int) -> Rope:
+    """Rotation whose frequencies have divisors: others where the context is longer than the
+    original one."""
+    kinds = ("none", "linear", "longrope")
+    rope = read_rope(parameters, context_tokens, dim, style, kinds=kinds)
+    original = parameters.count("rope.scaling.original_context_length", context_tokens)
+    return replace(
+        rope,
+        attributes={**rope.attributes, "original_context": original},
+        factors="rope_factors_short.weight",
+        long_factors="rope_factors_long.weight",
+    )
+
+
+def read_window_rope(parameters: Parameters, rope: Rope) -> Rope:
+    """`rope` for layers that slide: the file may have another base for them."""
+    base = parameters.number("rope.freq_base_swa", rope.attributes["base"], low=1.0001)
+    return replace(rope, attributes={**rope.attributes, "base": base})
 
 
 def _yarn(parameters: Parameters, context_tokens: int) -> dict[str, float]:
@@ -164,7 +203,7 @@ def read_experts(
         width=parameters.count("expert_feed_forward_length", width),
         score=_SCORES[kind] if kind else score,
         normalize=parameters.flag("expert_weights_norm", normalize),
-        scale=parameters.number("expert_weights_scale", 0.0, high=1e6) or 1.0,
+        scale=parameters.number_or_none("expert_weights_scale", 0.0, low=1e-6) or 1.0,
         groups=groups,
         groups_used=groups_used,
         shared=shared,

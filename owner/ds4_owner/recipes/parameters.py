@@ -9,7 +9,7 @@ arrive as the reader's `GgufError`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ds4_common.errors import UnsupportedModel
 from ds4_common.gguf import ArrayInfo, Metadata
@@ -26,16 +26,18 @@ def refuse(key: str, got: object, expected: str) -> UnsupportedModel:
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Access below one architecture's prefix: `count("block_count")` reads `llama.block_count`.
-    A `default` of None makes the key required."""
+    A `default` of None makes the key required. `read` gathers the names that were asked for."""
 
     metadata: Metadata
     architecture: str
+    read: set[str] = field(default_factory=set, compare=False)
 
     def key(self, name: str) -> str:
+        self.read.add(name)
         return f"{self.architecture}.{name}"
 
     def has(self, name: str) -> bool:
-        return self.key(name) in self.metadata
+        return f"{self.architecture}.{name}" in self.metadata
 
     def count(
         self, name: str, default: int | None = None, low: int = 1, high: int = MAX_EXTENT
@@ -105,6 +107,13 @@ class Parameters:
         if not math.isfinite(value) or not low <= value <= high:
             raise refuse(key, value, f"a number from {low:g} to {high:g}")
         return value
+
+    def number_or_none(self, name: str, default: float, low: float, high: float = 1e6) -> float:
+        """A number within [low, high], or 0, which stands for none."""
+        key = self.key(name)
+        if key in self.metadata and self.metadata.get_float(key) == 0.0:
+            return 0.0
+        return self.number(name, default, low, high)
 
     def text(self, name: str, default: str) -> str:
         return self.metadata.get_str(self.key(name), default)

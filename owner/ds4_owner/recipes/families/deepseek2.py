@@ -14,7 +14,7 @@ from dataclasses import replace
 from ds4_common.contract.ops import RouteScore
 from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.decoder import ADJACENT, Decoder, Experts, Gated, Layer, Part, write_decoder
-from ds4_owner.recipes.extents import read_experts, read_extents, read_rope
+from ds4_owner.recipes.extents import read_ahead, read_experts, read_extents, read_rope
 from ds4_owner.recipes.latent import Latent
 from ds4_owner.recipes.parameters import Parameters
 
@@ -27,9 +27,9 @@ def recipe(
     tensors: int,
 ) -> None:
     """Writes the program of a deepseek2 file. Raises UnsupportedModel."""
-    ahead = parameters.count("nextn_predict_layers", 0, low=0)
-    counted = parameters.count("block_count")
-    extents = read_extents(parameters, tensors, layer_tensors=9, layers=max(1, counted - ahead))
+    counted = parameters.count("block_count", high=max(1, tensors))
+    ahead = read_ahead(parameters, program, counted)
+    extents = read_extents(parameters, tensors, layer_tensors=9, layers=counted - ahead)
     attention = _attention(parameters, context_tokens, extents.rope_dim)
     dense = parameters.count("leading_dense_block_count", 0, low=0)
     layers = []

@@ -58,8 +58,8 @@ def recipe(
         )
         for i, ratio in enumerate(ratios)
     ]
-    for i in range(count, counted):
-        program.leave_out(f"blk.{i}.")
+    for i in range(counted):
+        program.leave_out(f"blk.{i}." if i >= count else f"blk.{i}.exp_probs_b_vl.")  # of images
     decoder = Streams(
         width=parameters.count("embedding_length"),
         count=parameters.count("hyper_connection.count", high=16),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ds4_common.contract.ops import GatedUnit
 from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.decoder import HALVES, Decoder, Gated, Layer, write_decoder
-from ds4_owner.recipes.extents import read_extents, read_rope, read_windows
+from ds4_owner.recipes.extents import read_extents, read_rope, read_window_rope, read_windows
 from ds4_owner.recipes.parameters import Parameters
 
 _WIDE_QUERIES = 46  # layers of the 27B model, whose scores are scaled by width / heads
@@ -28,15 +28,21 @@ def recipe(
     """Writes the program of a gemma2 file. Raises UnsupportedModel."""
     extents = read_extents(parameters, tensors, layer_tensors=11)
     rope = read_rope(parameters, context_tokens, extents.rope_dim, HALVES)
+    local = read_window_rope(parameters, rope)
     window = parameters.count("attention.sliding_window", 4096)
     scale = extents.scale
     if extents.layers == _WIDE_QUERIES:
         scale = 1.0 / math.sqrt(extents.width // extents.heads[0])
-    cap = parameters.number("attn_logit_softcapping", 50.0, high=1e6)
+    cap = parameters.number_or_none("attn_logit_softcapping", 50.0, low=1e-3)
     windows = read_windows(parameters, extents.layers, window, pattern=2)
     layers = [
         Layer(
-            replace(extents.attention(i, rope), scale=scale, window=windows[i], soft_cap=cap),
+            replace(
+                extents.attention(i, local if windows[i] else rope),
+                scale=scale,
+                window=windows[i],
+                soft_cap=cap,
+            ),
             Gated(width, act=GatedUnit.GELU),
         )
         for i, width in enumerate(parameters.counts("feed_forward_length", extents.layers))
@@ -47,6 +53,6 @@ def recipe(
         layers,
         embedding_scale=math.sqrt(extents.width),
         post_norms=("post_attention_norm", "post_ffw_norm"),
-        logit_cap=parameters.number("final_logit_softcapping", 30.0, high=1e6),
+        logit_cap=parameters.number_or_none("final_logit_softcapping", 30.0, low=1e-3),
     )
     write_decoder(program, vocabulary, decoder)

@@ -54,6 +54,6 @@ def recipe(
         layers,
         embedding_scale=math.sqrt(extents.width),
         post_norms=("post_attention_norm", "post_ffw_norm"),
-        logit_cap=parameters.number("final_logit_softcapping", 0.0, high=1e6),
+        logit_cap=parameters.number_or_none("final_logit_softcapping", 0.0, low=1e-3),
     )
     write_decoder(program, vocabulary, decoder)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ds4_common.contract.ops import RouteScore
 from ds4_owner.recipes.builder import TextProgram
 from ds4_owner.recipes.decoder import HALVES, Decoder, Gated, Layer, Part, write_decoder
-from ds4_owner.recipes.extents import read_experts, read_extents, read_rope
+from ds4_owner.recipes.extents import read_ahead, read_experts, read_extents, read_rope
 from ds4_owner.recipes.parameters import Parameters
 
 
@@ -23,11 +23,15 @@ def recipe(
     tensors: int,
 ) -> None:
     """Writes the program of a glm4moe file. Raises UnsupportedModel."""
-    ahead = parameters.count("nextn_predict_layers", 0, low=0)
-    counted = parameters.count("block_count")
-    extents = read_extents(parameters, tensors, layer_tensors=12, layers=max(1, counted - ahead))
+    counted = parameters.count("block_count", high=max(1, tensors))
+    ahead = read_ahead(parameters, program, counted)
+    extents = read_extents(parameters, tensors, layer_tensors=12, layers=counted - ahead)
     rope = read_rope(parameters, context_tokens, extents.rope_dim, HALVES)
-    normed = program.has("blk.0.attn_q_norm.weight")
+    normed = any(
+        program.has(f"blk.{i}.attn_{part}_norm.weight")
+        for i in range(extents.layers)
+        for part in "qk"
+    )
     dense = parameters.count("leading_dense_block_count", 0, low=0)
     experts = replace(
         read_experts(parameters, score=RouteScore.SIGMOID, normalize=False), group_top=2

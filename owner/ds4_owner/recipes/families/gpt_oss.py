@@ -16,6 +16,7 @@ from ds4_owner.recipes.extents import (
     read_experts,
     read_extents,
     read_rope,
+    read_window_rope,
     read_windows,
 )
 from ds4_owner.recipes.parameters import Parameters
@@ -32,6 +33,7 @@ def recipe(
     extents = read_extents(parameters, tensors, layer_tensors=19)
     rope = read_rope(parameters, context_tokens, extents.rope_dim, HALVES)
     rope = replace(rope, attributes={**rope.attributes, "truncate": 0})
+    local = read_window_rope(parameters, rope)
     window = parameters.count("attention.sliding_window")
     windows = read_windows(parameters, extents.layers, window, pattern=2)
     experts = replace(
@@ -39,7 +41,12 @@ def recipe(
         unit={"act": GatedUnit.SHIFTED, "limit": 7.0, "alpha": 1.702},
     )
     layers = [
-        Layer(replace(extents.attention(i, rope), window=windows[i], sinks=True), experts)
+        Layer(
+            replace(
+                extents.attention(i, local if windows[i] else rope), window=windows[i], sinks=True
+            ),
+            experts,
+        )
         for i in range(extents.layers)
     ]
     decoder = Decoder(extents.width, extents.epsilon, layers, ffn_norm="post_attention_norm")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ds4_owner.recipes.builder import TextProgram
-from ds4_owner.recipes.decoder import HALVES, Decoder, Gated, Layer, Rope, write_decoder
-from ds4_owner.recipes.extents import read_extents, read_rope
+from ds4_owner.recipes.decoder import HALVES, Decoder, Gated, Layer, write_decoder
+from ds4_owner.recipes.extents import read_extents, read_long_rope
 from ds4_owner.recipes.parameters import Parameters
 
 
@@ -24,7 +24,7 @@ def recipe(
 ) -> None:
     """Writes the program of a phi3 file. Raises UnsupportedModel."""
     extents = read_extents(parameters, tensors, layer_tensors=6)
-    rope = _rope(parameters, context_tokens, extents.rope_dim)
+    rope = read_long_rope(parameters, context_tokens, extents.rope_dim, HALVES)
     window = parameters.count("attention.sliding_window", 0, low=0)
     if window >= context_tokens:
         window = 0
@@ -36,15 +36,3 @@ def recipe(
         for i, width in enumerate(parameters.counts("feed_forward_length", extents.layers))
     ]
     write_decoder(program, vocabulary, Decoder(extents.width, extents.epsilon, layers))
-
-
-def _rope(parameters: Parameters, context_tokens: int, dim: int) -> Rope:
-    kinds = ("none", "linear", "longrope")
-    rope = read_rope(parameters, context_tokens, dim, HALVES, kinds=kinds)
-    original = parameters.count("rope.scaling.original_context_length", context_tokens)
-    return replace(
-        rope,
-        attributes={**rope.attributes, "original_context": original},
-        factors="rope_factors_short.weight",
-        long_factors="rope_factors_long.weight",
-    )
