@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,10 +102,10 @@ def test_a_broken_value_is_refused_by_name_or_makes_a_model_that_runs(
         if not key.startswith(case.architecture) and case is not CASES[0]:
             continue  # what all families have alike
         for name, other in broken(metadata, key):
-            names = (key, "blk.", "output", "token_embd", f"{case.architecture}.")
+            names: tuple[str, ...] = (key, "blk.", "output", "token_embd", f"{case.architecture}.")
             if key.startswith("tokenizer."):
                 names = (key, "tokenizer.", "token_embd")
-            check(f"{key} {name}", lambda other=other: prepare_places(other, places), names)
+            check(f"{key} {name}", partial(prepare_places, other, places), names)
 
 
 def changed(place: TensorPlace) -> Iterator[tuple[str, TensorPlace | None]]:
@@ -142,9 +143,7 @@ def test_a_broken_tensor_is_refused_by_its_name(case: tiny.Case, tmp_path: Path)
                 **{n: p for n, p in places.items() if n != name},
                 **({name: other} if other is not None else {}),
             }
-            bundle = check(
-                f"{name} {what}", lambda made=made: prepare_places(metadata, made), (name,)
-            )
+            bundle = check(f"{name} {what}", partial(prepare_places, metadata, made), (name,))
             if bundle is not None and name in used:
                 served = f"{name}: {what} was served"
                 assert what == "missing", served
