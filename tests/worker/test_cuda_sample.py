@@ -115,7 +115,7 @@ parameters = st.builds(
 
 @settings(max_examples=40)
 @given(
-    how=parameters, seed=st.integers(0, 1000), n=st.sampled_from([1, 7, 64, 513, 1500]),
+    how=parameters, seed=st.integers(0, 1000), n=st.sampled_from([1, 7, 64, 513, 1500, 5003]),
     ties=st.booleans(), descending=st.booleans(),
 )  # fmt: skip
 def test_the_device_draws_what_the_cpu_draws(
