@@ -86,10 +86,16 @@ class Case:
         whole = Matmul(product=p)
         self.run("matmul", whole, kernels.matmul_launch(whole, self.quant), descending)
 
-    def matvec(self, columns: int, descending: bool = False) -> F32:
-        """y [columns, rows]."""
+    def matvec(self, columns: int, descending: bool = False, rows: int = 0, stages: int = 0) -> F32:
+        """y [columns, rows]; cut as the launch has it, or so many rows to a warp and so deep a
+        ring."""
         p, y = self.product(columns)
         launch = kernels.matvec_launch(p, self.quant, self.layout)
+        if rows:
+            p.warp_rows, p.stages = rows, stages
+            shared = kernels.matvec_shared_bytes(self.quant, self.layout, min(columns, 8), stages)
+            grid = (launch.grid[0], -(-self.rows // (4 * rows)), 1)
+            launch = Launch(grid, launch.block, shared)
         self.run("matvec", p, launch, descending)
         return y.copy()
 
@@ -122,9 +128,44 @@ def test_matvec_has_the_bits_of_the_scalar_definition(quant: QuantType) -> None:
         x = activations(rng, 9, cols)
         case = Case(quant, raw, cols, x[:, None])
         expected = bits(case.expected()[:, 0, 0])
-        for n, descending in ((1, False), (3, True), (9, False)):
-            got = bits(case.matvec(n, descending))
+        for n, descending, rows, stages in ((1, False, 0, 0), (3, True, 4, 2), (9, False, 2, 3)):
+            got = bits(case.matvec(n, descending, rows, stages))
             np.testing.assert_array_equal(got, expected[:n], err_msg=f"{n} columns")
+
+
+@pytest.mark.parametrize("quant", [QuantType.F16, QuantType.Q4_0, QuantType.IQ2_XXS])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 9])
+def test_rings_of_any_depth_have_the_same_bits_however_long_a_row_is(
+    quant: QuantType, chunks: int
+) -> None:
+    rng = np.random.default_rng(chunks)
+    weights = 512 if quant == QuantType.F16 else 2048 if quant == QuantType.IQ2_XXS else 1024
+    cols = weights * chunks - (256 if chunks > 1 else 0)
+    case = Case(
+        quant, plausible_blocks(rng, quant, 9, cols), cols, activations(rng, 2, cols)[:, None]
+    )
+    expected = bits(case.expected()[:, 0, 0])
+    for rows in (1, 2, 4):
+        for stages in (2, 3, 4):
+            got = bits(case.matvec(2, bool(rows % 2), rows, stages))
+            np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows, {stages} stages")
+
+
+def test_a_small_matrix_has_blocks_for_all_multiprocessors() -> None:
+    """Nearly two for each of the 132 of an H200, from 1024 rows on; pairs of rows stay together."""
+    for rows, layout, per_warp in (
+        (512, 0, 1),
+        (1024, 0, 1),
+        (2048, 0, 2),
+        (4096, 0, 4),
+        (9, 6, 2),
+    ):
+        p = Matvec(rows=rows, cols=4096, columns=1, experts=1, used=1)
+        launch = kernels.matvec_launch(p, QuantType.Q2_K, layout)
+        assert p.warp_rows == per_warp
+        assert launch.grid[1] == -(-rows // (4 * per_warp))
+    p = Matvec(rows=2048, cols=4096, columns=1, experts=64, used=8)
+    assert kernels.matvec_experts_launch(p, QuantType.Q2_K).grid[:2] == (128, 8)
 
 
 @pytest.mark.parametrize("quant", ALL_TYPES, ids=lambda q: q.name)
@@ -381,13 +422,21 @@ def test_artifacts_give_the_bits_of_the_raw_tensor(layout: int, kind: int) -> No
     everything = case.expected()[:, 0]
     routes = chosen(case, tokens, used, rng)
     p, y = case.product(tokens, used, routes=address(routes), route_stride=routes.strides[0])
-    case.run("matvec_experts", p, kernels.matvec_experts_launch(p, quant, layout))
     expected = np.stack(
         [[everything[t, int(routes[t, j])] for j in range(used)] for t in range(tokens)]
     )
+    launch = kernels.matvec_experts_launch(p, quant, layout)
+    case.run("matvec_experts", p, launch)
+    np.testing.assert_array_equal(bits(y), bits(expected.reshape(tokens, -1)))
+    p, y = case.product(tokens, used, routes=address(routes), route_stride=routes.strides[0])
+    p.warp_rows, p.stages = 4, 3
+    shared = kernels.matvec_shared_bytes(quant, layout, 1, 3)
+    case.run("matvec_experts", p, Launch((2, *launch.grid[1:]), launch.block, shared), True)
     np.testing.assert_array_equal(bits(y), bits(expected.reshape(tokens, -1)))
     if experts == 1:
-        np.testing.assert_array_equal(bits(case.matvec(tokens)), bits(everything[:, 0]))
+        for per_warp, stages in ((0, 0), (4, 4)):
+            got = case.matvec(tokens, rows=per_warp, stages=stages)
+            np.testing.assert_array_equal(bits(got), bits(everything[:, 0]))
         p, y = case.product(tokens)
         case.matmul(p)
         np.testing.assert_array_equal(bits(y), bits(everything[:, 0]))

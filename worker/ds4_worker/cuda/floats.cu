@@ -2,10 +2,12 @@
  * and grids as those of quantized matrices (embed.h, matvec.h).
  *
  * Reference: native/matmul_scalar.c (dot_float); same bits. An output is summed in eight chains,
- * number k mod 8, in order of k, then by a fixed tree. A warp takes four rows, eight lanes per row,
- * a lane per chain. Activations are plain floats. matvec goes over eight columns at a time; matmul over 64,
- * grid (ceil(rows / 32), ...) as in matmul.h, block (256). No dynamic shared memory.
+ * number k mod 8, in order of k, then by a fixed tree. A warp takes `warp_rows` rows, eight lanes per row,
+ * a lane per chain; the rows come through shared memory (stage.h), KiB by KiB. Activations are plain
+ * floats. matvec goes over eight columns at a time; matmul over 64, grid (ceil(rows / 32), ...) as in
+ * matmul.h, block (256), no dynamic shared memory.
  */
+#include "stage.h"
 #include "weight_params.h"
 
 static __device__ __forceinline__ float weight_at(const uint8_t *row, int64_t k) {
@@ -32,15 +34,21 @@ DS4_KERNEL(embed, ds4_embed, 128, 4) {
     }
 }
 
+#define CHUNK_BYTES 1024
+#define CHUNK (CHUNK_BYTES / WEIGHT_BYTES)
+#define LINE_BYTES (DS4_RUN_ROOM(CHUNK_BYTES) + 32) /* rows meet other banks */
+
 /* Rows row0 .. of one matrix times up to eight columns. */
 template <typename Act, typename Finish>
-static __device__ __forceinline__ void float_rows(const ds4_matvec &p, int64_t matrix, int row0,
-                                                  int columns, Act act_of, Finish finish) {
-    int lane = threadIdx.x & 31, chain = lane & 7;
-    int row = row0 + 4 * (threadIdx.x / 32) + lane / 8;
-    if (row0 + 4 * (int)(threadIdx.x / 32) >= p.rows) return; /* whole warps */
-    int64_t number = matrix * p.rows + (row < p.rows ? row : p.rows - 1);
-    const uint8_t *weights = (const uint8_t *)p.weight + number * p.cols * WEIGHT_BYTES;
+static __device__ __forceinline__ void float_rows(const ds4_matvec &p, int64_t matrix, int row0, int columns,
+                                                  uint8_t *shared, Act act_of, Finish finish) {
+    int lane = threadIdx.x & 31, chain = lane & 7, own = lane / 8;
+    int first = row0 + p.warp_rows * (int)(threadIdx.x / 32), left = p.rows - first;
+    int rows = left < p.warp_rows ? left : p.warp_rows;
+    if (rows <= 0) return; /* whole warps */
+    int64_t row_bytes = (int64_t)p.cols * WEIGHT_BYTES;
+    const uint8_t *weights = (const uint8_t *)p.weight + (matrix * p.rows + first) * row_bytes;
+    const uint8_t *mine = weights + (own < rows ? own : 0) * row_bytes;
     const float *acts[8];
     float sum[8];
 #pragma unroll
@@ -48,31 +56,46 @@ static __device__ __forceinline__ void float_rows(const ds4_matvec &p, int64_t m
         acts[c] = act_of(c < columns ? c : 0);
         sum[c] = 0.0f;
     }
-    if (columns == 1) {
+    auto copy = [&](int chunk, uint8_t *to) {
+        int64_t from = (int64_t)chunk * CHUNK_BYTES;
+        int bytes = (int)(row_bytes - from < CHUNK_BYTES ? row_bytes - from : CHUNK_BYTES);
+        for (int r = 0; r < rows; r++)
+            ds4_stage_run<0>(weights + r * row_bytes + from, bytes, to + r * LINE_BYTES);
+    };
+    auto compute = [&](int chunk, const uint8_t *lines) {
+        int from = chunk * CHUNK, count = p.cols - from < CHUNK ? p.cols - from : CHUNK;
+        const uint8_t *line = lines + (own < rows ? own : 0) * LINE_BYTES +
+                              ds4_run_shift(mine + (int64_t)chunk * CHUNK_BYTES);
+        if (columns == 1) {
+            const float *act = acts[0] + from;
 #pragma unroll 8
-        for (int k = chain; k < p.cols; k += 8) sum[0] = fmaf(weight_at(weights, k), acts[0][k], sum[0]);
-    } else {
-        for (int k = chain; k < p.cols; k += 8) {
-            float weight = weight_at(weights, k);
+            for (int k = chain; k < count; k += 8) sum[0] = fmaf(weight_at(line, k), act[k], sum[0]);
+        } else {
+            for (int k = chain; k < count; k += 8) {
+                float weight = weight_at(line, k);
 #pragma unroll
-            for (int c = 0; c < 8; c++)
-                if (c < columns) sum[c] = fmaf(weight, acts[c][k], sum[c]);
+                for (int c = 0; c < 8; c++)
+                    if (c < columns) sum[c] = fmaf(weight, acts[c][from + k], sum[c]);
+            }
         }
-    }
+    };
+    uint8_t *ring = shared + threadIdx.x / 32 * p.stages * 4 * LINE_BYTES;
+    ds4_walk((int)((row_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES), p.stages, 4 * LINE_BYTES, ring, copy, compute);
 #pragma unroll
     for (int c = 0; c < 8; c++) {
         if (c >= columns) break;
         float value = sum[c];
         for (int step = 4; step; step >>= 1) value += ds4_shuffle_xor(value, step);
-        if (chain == 0 && row < p.rows) finish(row, c, value);
+        if (chain == 0 && own < rows) finish(first + own, c, value);
     }
 }
 
 DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
-    int first = blockIdx.y * 8, columns = ds4_rows(p.live, p.columns) - first;
+    DS4_SHARED_BYTES(shared);
+    int first = blockIdx.x * 8, columns = ds4_rows(p.live, p.columns) - first;
     if (columns <= 0) return;
     float_rows(
-        p, 0, blockIdx.x * 16, columns < 8 ? columns : 8,
+        p, 0, ds4_block_row() * 4 * p.warp_rows, columns < 8 ? columns : 8, shared,
         [&](int c) { return ds4_row<const float>(p.acts, p.act_stride, first + c); },
         [&](int row, int c, float value) {
             if (p.bias) value += ((const float *)p.bias)[row];
@@ -81,13 +104,14 @@ DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
 }
 
 DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
+    DS4_SHARED_BYTES(shared);
     int number = ds4_block_row(), token = number / p.used, place = number % p.used;
     if (token >= ds4_rows(p.live, p.columns)) return;
     int expert = ds4_expert_of(p, token, place);
     const float *act = ds4_row<const float>(p.acts, p.act_stride, token);
     if (p.act_columns > 1) act += place * ds4_act_bytes(DS4_ACT_F32, p.cols) / 4;
     float_rows(
-        p, expert, blockIdx.x * 16, 1, [&](int) { return act; },
+        p, expert, blockIdx.x * 4 * p.warp_rows, 1, shared, [&](int) { return act; },
         [&](int row, int, float value) {
             if (p.bias) value += ((const float *)p.bias)[(int64_t)expert * p.rows + row];
             ds4_row<float>(p.y, p.y_stride, token)[(int64_t)place * p.rows + row] = value;

@@ -1,21 +1,23 @@
 /* Products of a quantized matrix with a few activation columns: decode.
  *
- * Reference: native/matmul_scalar.c; same bits, for any number of columns. A warp takes four rows and
- * walks along them in chunks of 1024 or 2048 weights. The raw bytes of the next chunk come into shared
- * memory in the background in pieces of 16 (so that any block size streams at full width); artifacts
- * are aligned and read where they lie. Each lane turns one unit of 32 weights per row into an exact
- * integer sum, sums of a block are added over its lanes (integers: any order), and one lane per (row,
- * column) runs the float FMAs over the chunk's blocks in order.
+ * Reference: native/matmul_scalar.c; same bits, for any number of columns. A warp takes `warp_rows` rows
+ * (4, or fewer of a small matrix, so that there are blocks for all multiprocessors) and walks along them
+ * in chunks of 1024 or 2048 weights. The bytes of the next chunks come into shared memory in the
+ * background (stage.h): the blocks, or of an artifact the runs of its sections. Each lane turns one unit
+ * of 32 weights per row into an exact integer sum, sums of a block are added over its lanes (integers: any
+ * order), and one lane per (row, column) runs the float FMAs over the chunk's blocks in order.
  *
- * Kernels: matvec (dense: grid (ceil(rows / 16), ceil(columns / 8))) and matvec_experts (grid
- * (ceil(rows / 16), tokens * used in y and z): each column meets the matrix of its expert, or with routes = 0 the
- * matrix of its number). Parameter ds4_matvec, block (128), dynamic shared memory
- * matvec_shared_bytes(...) of kernels.py.
+ * Kernels: matvec (dense: grid (ceil(columns / 8), ceil(rows / (4 warp_rows)) in y and z): blocks of the same rows are
+ * neighbours, so that the matrix is read once) and matvec_experts (grid (ceil(rows / (4 warp_rows)),
+ * tokens * used in y and z): each column meets the matrix of its expert, or with routes = 0 the matrix of
+ * its number). Parameter ds4_matvec, block (128), dynamic shared memory matvec_shared_bytes(...) of
+ * kernels.py.
  */
 #ifndef DS4_CUDA_MATVEC_H
 #define DS4_CUDA_MATVEC_H
 
 #include "quants.h"
+#include "stage.h"
 #include "weight_params.h"
 
 #define DS4_MATVEC_ROWS 4
@@ -25,26 +27,60 @@
 #define DS4_CHUNK_BLOCKS (DS4_CHUNK_STEPS * 1024 / DS4_BLOCK_WEIGHTS)
 #define DS4_CHUNK_TERMS (DS4_SUPER ? 4 * DS4_CHUNK_STEPS : 32 * DS4_CHUNK_STEPS)
 #define DS4_TERM_PAIRS (DS4_HAS_MIN || DS4_TWO_SCALES ? 2 : 1)
-#define DS4_STAGED (DS4_LAYOUT == 0)
-#define DS4_LINE_BYTES ((DS4_CHUNK_BLOCKS * DS4_BLOCK_BYTES + 15) / 16 * 16 + 16)
 /* Terms of one (row, column), an odd number of words apart so that lanes meet other banks. */
 #define DS4_TERM_STRIDE (DS4_CHUNK_TERMS * DS4_TERM_PAIRS + 1)
 
-#if DS4_STAGED
-/* Starts the copy of chunk `chunk` of the warp's rows; `to` holds DS4_MATVEC_ROWS lines. */
-static __device__ __forceinline__ void ds4_stage(const uint8_t *first_row, int64_t row_bytes,
-                                                 int rows, int n, int chunk, uint8_t *to) {
-    int lane = threadIdx.x & 31, from = chunk * DS4_CHUNK_BLOCKS;
-    int blocks = n - from < DS4_CHUNK_BLOCKS ? n - from : DS4_CHUNK_BLOCKS;
-    for (int r = 0; r < rows; r++) {
-        uint64_t start = (uint64_t)first_row + r * row_bytes + (int64_t)from * DS4_BLOCK_BYTES;
-        uint64_t base = start & ~(uint64_t)15, end = start + (uint64_t)blocks * DS4_BLOCK_BYTES;
-        int pieces = (int)((end - base + 15) / 16);
-        for (int i = lane; i < pieces; i += 32)
-            ds4_copy16_async(to + r * DS4_LINE_BYTES + 16 * i, (const void *)(base + 16 * i));
-    }
-}
+/* What a block has in each run of a line, which is a row's part of a chunk, or of two rows in pairs. */
+#if DS4_LAYOUT == 0
+#define DS4_CODE_BYTES DS4_BLOCK_BYTES
+#define DS4_SCALE_BYTES 0
+#define DS4_EXTRA_BYTES 0
+#elif DS4_LAYOUT == 4 || DS4_LAYOUT == 8
+#define DS4_CODE_BYTES 64
+#define DS4_SCALE_BYTES 2
+#define DS4_EXTRA_BYTES (DS4_LAYOUT == 8 ? 8 : 0)
+#elif DS4_LAYOUT == 5
+#define DS4_CODE_BYTES 32
+#define DS4_SCALE_BYTES 2
+#define DS4_EXTRA_BYTES 0
+#else
+#define DS4_CODE_BYTES 128
+#define DS4_SCALE_BYTES 8
+#define DS4_EXTRA_BYTES 32
 #endif
+#define DS4_LINE_ROWS (DS4_LAYOUT == 6 ? 2 : 1)
+#define DS4_CODE_PAD (DS4_LAYOUT == 6 ? DS4_CODE_BYTES : 0) /* else blocks would meet in the same banks */
+#define DS4_CODE_STRIDE (DS4_CODE_BYTES + (DS4_CODE_PAD ? 16 : 0))
+#define DS4_RUN(bytes) ((bytes) ? DS4_RUN_ROOM(DS4_CHUNK_BLOCKS * (bytes)) : 0)
+#define DS4_CODE_RUN DS4_RUN(DS4_CODE_STRIDE)
+#define DS4_SCALE_RUN DS4_RUN(DS4_SCALE_BYTES)
+#define DS4_LINE_BYTES (DS4_CODE_RUN + DS4_SCALE_RUN + DS4_RUN(DS4_EXTRA_BYTES))
+#define DS4_RING_BYTES (DS4_MATVEC_ROWS / DS4_LINE_ROWS * DS4_LINE_BYTES)
+
+/* Starts the copy of a line of `blocks` blocks from `first` on. */
+static __device__ __forceinline__ void ds4_stage_line(const ds4_block &first, int blocks, uint8_t *to) {
+    ds4_stage_run<DS4_CODE_PAD>(first.raw, blocks * DS4_CODE_BYTES, to);
+#if DS4_SCALE_BYTES
+    ds4_stage_run<0>(first.scale, blocks * DS4_SCALE_BYTES, to + DS4_CODE_RUN);
+#endif
+#if DS4_EXTRA_BYTES
+    ds4_stage_run<0>(first.extra, blocks * DS4_EXTRA_BYTES, to + DS4_CODE_RUN + DS4_SCALE_RUN);
+#endif
+}
+
+/* Block b of a line that has arrived; `row` of those that share it. */
+static __device__ __forceinline__ ds4_block ds4_staged_block(const ds4_block &first, const uint8_t *line,
+                                                             int row, int b) {
+    ds4_block block = {line + ds4_run_shift(first.raw) + b * DS4_CODE_STRIDE, line, line, row};
+#if DS4_SCALE_BYTES
+    block.scale = line + DS4_CODE_RUN + ds4_run_shift(first.scale) + b * DS4_SCALE_BYTES +
+                  row * (DS4_SCALE_BYTES / DS4_LINE_ROWS);
+#endif
+#if DS4_EXTRA_BYTES
+    block.extra = line + DS4_CODE_RUN + DS4_SCALE_RUN + ds4_run_shift(first.extra) + b * DS4_EXTRA_BYTES;
+#endif
+    return block;
+}
 
 /* What a unit adds to an output: pairs (factor, value) of fmaf(factor, value, acc). */
 static __device__ __forceinline__ void ds4_unit_terms(const ds4_block &block, float d, float m, int u,
@@ -104,9 +140,10 @@ static __device__ __forceinline__ void ds4_matvec_rows(const ds4_matvec &p, int6
                                                        Finish finish) {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     int n = p.cols / DS4_BLOCK_WEIGHTS, chunks = (n + DS4_CHUNK_BLOCKS - 1) / DS4_CHUNK_BLOCKS;
-    int first = row0 + DS4_MATVEC_ROWS * warp, left = p.rows - first;
-    int rows = left < DS4_MATVEC_ROWS ? left : DS4_MATVEC_ROWS;
+    int first = row0 + p.warp_rows * warp, left = p.rows - first;
+    int rows = left < p.warp_rows ? left : p.warp_rows;
     int64_t all = (int64_t)p.rows * p.experts * n, tall = matrix * p.rows + first;
+    const uint8_t *weight = (const uint8_t *)p.weight;
     const ds4_grid_entry *grid = ds4_grid;
 #if DS4_GRID_ENTRIES
     ds4_grid_entry *book = (ds4_grid_entry *)shared;
@@ -116,27 +153,17 @@ static __device__ __forceinline__ void ds4_matvec_rows(const ds4_matvec &p, int6
 #endif
     if (rows <= 0) return; /* whole warps; nothing below waits for the block */
     const int book_bytes = DS4_GRID_ENTRIES * (int)sizeof(ds4_grid_entry);
-    const int stage_bytes = DS4_STAGED ? 2 * DS4_MATVEC_ROWS * DS4_LINE_BYTES : 0;
+    const int ring_bytes = p.stages * DS4_RING_BYTES;
     const int term_bytes = (DS4_MATVEC_ROWS * columns * DS4_TERM_STRIDE * 8 + 15) / 16 * 16;
-    uint8_t *mine = shared + book_bytes + warp * (stage_bytes + term_bytes);
-    float2 *terms = (float2 *)(mine + stage_bytes);
-#if DS4_STAGED
-    int64_t row_bytes = (int64_t)n * DS4_BLOCK_BYTES;
-    const uint8_t *start = (const uint8_t *)p.weight + tall * row_bytes;
-    ds4_stage(start, row_bytes, rows, n, 0, mine);
-    ds4_copy_commit();
-#endif
+    uint8_t *ring = shared + book_bytes + warp * (ring_bytes + term_bytes);
+    float2 *terms = (float2 *)(ring + ring_bytes);
     float acc = 0.0f; /* of row lane / 8, column lane % 8 */
-    for (int chunk = 0; chunk < chunks; chunk++) {
-#if DS4_STAGED
-        uint8_t *stage = mine + (chunk & 1) * DS4_MATVEC_ROWS * DS4_LINE_BYTES;
-        if (chunk + 1 < chunks)
-            ds4_stage(start, row_bytes, rows, n, chunk + 1,
-                      mine + (~chunk & 1) * DS4_MATVEC_ROWS * DS4_LINE_BYTES);
-        ds4_copy_commit();
-        ds4_copy_wait<1>();
-        ds4_sync_warp();
-#endif
+    auto copy = [&](int chunk, uint8_t *to) {
+        int from = chunk * DS4_CHUNK_BLOCKS, blocks = n - from < DS4_CHUNK_BLOCKS ? n - from : DS4_CHUNK_BLOCKS;
+        for (int r = 0; r < rows; r += DS4_LINE_ROWS, to += DS4_LINE_BYTES)
+            ds4_stage_line(ds4_block_at(weight, all, tall + r, n, from), blocks, to);
+    };
+    auto compute = [&](int chunk, const uint8_t *lines) {
         for (int step = 0; step < DS4_CHUNK_STEPS; step++) {
             int at = 32 * step + lane, b = at / DS4_UNITS, u = at % DS4_UNITS;
             int block_number = chunk * DS4_CHUNK_BLOCKS + b;
@@ -150,13 +177,10 @@ static __device__ __forceinline__ void ds4_matvec_rows(const ds4_matvec &p, int6
                 block[r] = {};
                 d[r] = m[r] = 0.0f;
                 if (r >= rows || !live) continue;
-#if DS4_STAGED
-                uint64_t from = (uint64_t)start + r * row_bytes +
-                                (int64_t)chunk * DS4_CHUNK_BLOCKS * DS4_BLOCK_BYTES;
-                block[r].raw = stage + r * DS4_LINE_BYTES + (from & 15) + b * DS4_BLOCK_BYTES;
-#else
-                block[r] = ds4_block_at((const uint8_t *)p.weight, all, tall + r, n, block_number);
-#endif
+                const int line = r / DS4_LINE_ROWS, of_line = r % DS4_LINE_ROWS;
+                block[r] = ds4_staged_block(
+                    ds4_block_at(weight, all, tall + line * DS4_LINE_ROWS, n, chunk * DS4_CHUNK_BLOCKS),
+                    lines + line * DS4_LINE_BYTES, of_line, b);
                 ds4_decode(block[r], u, grid, unit[r]);
                 d[r] = ds4_block_d(block[r]);
 #if DS4_HAS_MIN
@@ -182,19 +206,18 @@ static __device__ __forceinline__ void ds4_matvec_rows(const ds4_matvec &p, int6
 #pragma unroll 4
             for (int i = 0; i < parts * DS4_TERM_PAIRS; i++) acc = fmaf(own[i].x, own[i].y, acc);
         }
-        ds4_sync_warp();
-    }
+    };
+    ds4_walk(chunks, p.stages, DS4_RING_BYTES, ring, copy, compute);
     if (lane % 8 < columns && lane / 8 < rows) finish(first + lane / 8, lane % 8, acc);
-    (void)all;
 }
 
 DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
     DS4_SHARED_BYTES(shared);
-    int first = blockIdx.y * 8, columns = ds4_rows(p.live, p.columns) - first;
+    int first = blockIdx.x * 8, columns = ds4_rows(p.live, p.columns) - first;
     if (columns <= 0) return;
     columns = columns < 8 ? columns : 8;
     ds4_matvec_rows(
-        p, 0, blockIdx.x * 16, columns, shared,
+        p, 0, ds4_block_row() * 4 * p.warp_rows, columns, shared,
         [&](int c) { return ds4_row<const char>(p.acts, p.act_stride, first + c); },
         [&](int row, int c, float value) {
             if (p.bias) value += ((const float *)p.bias)[row];
@@ -211,7 +234,7 @@ DS4_KERNEL(matvec_experts, ds4_matvec, 128, 4) {
     if (p.act_columns > 1)
         act += place * ds4_act_bytes(DS4_SUPER ? DS4_ACT_Q8_256 : DS4_ACT_Q8_32, p.cols);
     ds4_matvec_rows(
-        p, expert, blockIdx.x * 16, 1, shared, [&](int) { return act; },
+        p, expert, blockIdx.x * 4 * p.warp_rows, 1, shared, [&](int) { return act; },
         [&](int row, int, float value) {
             if (p.bias) value += ((const float *)p.bias)[(int64_t)expert * p.rows + row];
             ds4_row<float>(p.y, p.y_stride, token)[(int64_t)place * p.rows + row] = value;

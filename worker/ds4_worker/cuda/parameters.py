@@ -76,7 +76,17 @@ class Matvec(ctypes.Structure):
         *((name, _U32) for name in ("act_stride", "y_stride", "route_stride")),
         *(
             (name, _I32)
-            for name in ("rows", "cols", "columns", "experts", "used", "act_columns", "reserved")
+            for name in (
+                "rows",
+                "cols",
+                "columns",
+                "experts",
+                "used",
+                "act_columns",
+                "warp_rows",
+                "stages",
+                "reserved",
+            )
         ),
     )
 

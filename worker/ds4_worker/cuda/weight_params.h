@@ -22,6 +22,7 @@ struct ds4_matvec {
     int32_t rows, cols, columns; /* of one matrix; columns: tokens */
     int32_t experts, used;       /* 1, 1 when dense */
     int32_t act_columns;         /* of a token: 1, or `used`, each of ds4_act_bytes(cols) bytes */
+    int32_t warp_rows, stages;   /* of matvec: rows of a warp, 1 to 4; chunks in shared memory (stage.h) */
     int32_t reserved;
 };
 
