@@ -78,4 +78,33 @@ DS4_INLINE __m512 two_float8(const float *low, const float *high) {
     return _mm512_castpd_ps(_mm512_insertf64x4(both, upper, 1));
 }
 
+/* 16 rows of 16 dwords become 16 columns, `stride` bytes apart in `in`. */
+DS4_INLINE void transpose16(const uint8_t *in, int stride, uint8_t *out) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        __m512i even = load64(in + i * stride), odd = load64(in + (i + 1) * stride);
+        a[i] = _mm512_unpacklo_epi32(even, odd);
+        a[i + 1] = _mm512_unpackhi_epi32(even, odd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) { /* b[i + k] lane l: dword 4 l + k of rows i .. i + 3 */
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        __m512i low0 = _mm512_shuffle_i32x4(b[k], b[4 + k], 0x88);
+        __m512i low1 = _mm512_shuffle_i32x4(b[8 + k], b[12 + k], 0x88);
+        __m512i high0 = _mm512_shuffle_i32x4(b[k], b[4 + k], 0xdd);
+        __m512i high1 = _mm512_shuffle_i32x4(b[8 + k], b[12 + k], 0xdd);
+        _mm512_storeu_si512(out + 64 * k, _mm512_shuffle_i32x4(low0, low1, 0x88));
+        _mm512_storeu_si512(out + 64 * (4 + k), _mm512_shuffle_i32x4(high0, high1, 0x88));
+        _mm512_storeu_si512(out + 64 * (8 + k), _mm512_shuffle_i32x4(low0, low1, 0xdd));
+        _mm512_storeu_si512(out + 64 * (12 + k), _mm512_shuffle_i32x4(high0, high1, 0xdd));
+    }
+}
+
 #endif

@@ -12,8 +12,9 @@
 #define FEW 8                        /* columns that wait for memory more than they compute: */
 #define MOST_WORK_FEW (256 * 1024)   /* ... of each of them, lest threads wait for the last task */
 #define TILE_BYTES (128 * 1024)      /* activations of one column tile */
-#define AMX_TILE_BYTES (768 * 1024)  /* products are cheap there: rows should be unpacked seldom */
-#define ROW_STEP 16                  /* kernels like whole groups of rows */
+#define WIDE_TILE_BYTES (768 * 1024) /* AVX-512 and AMX: products are cheap, rows are unpacked seldom */
+#define ROW_STEP 16                  /* kernels like whole groups of rows, */
+#define ROW_STEP_MANY 32             /* ... and with several columns larger ones */
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,13 +26,15 @@ static int64_t bounded(int64_t x, int64_t low, int64_t high) {
 static uint64_t cut(const ds4_engine *e, ds4_part *part, int64_t work) {
     const ds4_weight *w = e->weights + part->op->weight;
     int64_t columns = e->section_rows;
-    int64_t budget = e->config.isa == DS4_ISA_AMX ? AMX_TILE_BYTES : TILE_BYTES;
+    int64_t budget = e->config.isa >= DS4_ISA_AVX512 ? WIDE_TILE_BYTES : TILE_BYTES;
     int64_t fitting = budget / (int64_t)e->image.slots[part->op->in[0]].bytes / 8 * 8;
-    part->tile_columns = bounded(fitting, 8, columns < 8 ? 8 : columns);
+    int64_t tiles = ceil_div(columns, bounded(fitting, 8, columns < 8 ? 8 : columns));
+    part->tile_columns = ceil_div(ceil_div(columns, tiles), 8) * 8; /* as good as equal */
     part->column_tiles = (uint64_t)ceil_div(columns, part->tile_columns);
     int64_t across = part->tile_columns < columns ? part->tile_columns : columns;
+    int64_t least = columns == 1 ? ROW_STEP : ROW_STEP_MANY;
     int64_t granule = ds4_row_granule(w->type, w->layout);
-    int64_t step = granule > ROW_STEP ? granule : ROW_STEP / granule * granule;
+    int64_t step = granule > least ? granule : least / granule * granule;
     part->chunk_rows = bounded(work / (w->cols * across) / step * step, step, w->rows + step);
     return (uint64_t)ceil_div(w->rows, part->chunk_rows) * part->column_tiles;
 }

@@ -1,6 +1,6 @@
 /* Two blocks of a row of IQ2_XXS or IQ2_XS, raw, aligned or planes: entries looked up by byte permutes.
  *
- * Include only from matmul_iq2_avx512.c.
+ * Include only from matmul_iq2_avx512.c and super_fill_iq2_avx512.c.
  *
  * Two blocks are 64 entries of eight weights. A byte of a book of thirds holds three weights of an entry, so
  * three look-ups for all 64 entries give their weights position by position: vector j has weight 8 g + j in
@@ -136,10 +136,9 @@ DS4_INLINE __m128i scales_of_both(const uint8_t *a, const uint8_t *b, int second
     return _mm_unpacklo_epi64(s0, s1);
 }
 
-DS4_INLINE void split_planes(uint32_t type, const code_book *book, const uint8_t *a, int second,
-                             iq2_pair *p) {
-    const ds4_planes v = ds4_planes_of(type, a);
-    const ds4_planes w = ds4_planes_of(type, second ? a + ds4_plane_bytes(type) : a);
+DS4_INLINE void split_planes(uint32_t type, const code_book *book, const uint8_t *a, const uint8_t *b,
+                             int second, iq2_pair *p) {
+    const ds4_planes v = ds4_planes_of(type, a), w = ds4_planes_of(type, second ? b : a);
     __m512i index = of_both(v.index, w.index, second);
     __mmask64 upper = _mm512_movepi8_mask(index), ninth = v.ninth;
     __m128i scales = scales_of_both(v.scales, w.scales, second);
@@ -154,23 +153,32 @@ DS4_INLINE void split_planes(uint32_t type, const code_book *book, const uint8_t
     p->scale = scales_of_nibbles(scales);
 }
 
-/* Blocks b and, if there is one, b + 1: `second`. */
+/* The places of block b of a row. */
+DS4_INLINE iq2_row block_of(uint32_t type, uint32_t layout, const iq2_row *row, int64_t b) {
+    return (iq2_row){row->codes + b * step_of(type, layout, 64),
+                     row->scales + b * step_of(type, layout, 8), row->d + b * step_of(type, layout, 2)};
+}
+
+/* Blocks at a and, if there is a second one, at b. */
+DS4_INLINE void load_two(uint32_t type, uint32_t layout, const code_book *book, const iq2_row *a,
+                         const iq2_row *b, int second, iq2_pair *p) {
+    if (layout == DS4_LAYOUT_IQ2_PLANES) {
+        split_planes(type, book, a->codes, b->codes, second, p);
+        return;
+    }
+    __m512i c0 = load64(a->codes), c1 = _mm512_setzero_si512();
+    if (second) c1 = load64(b->codes);
+    if (type == DS4_IQ2_XXS)
+        split_xxs(book, c0, c1, p);
+    else
+        split_xs(book, c0, c1, scales_of_both(a->scales, b->scales, second), p);
+}
+
+/* Blocks b and, if there is one, b + 1 of a row: `second`. */
 DS4_INLINE void load_pair(uint32_t type, uint32_t layout, const code_book *book, const iq2_row *row,
                           int64_t b, int second, iq2_pair *p) {
-    const int step = step_of(type, layout, 64);
-    if (layout == DS4_LAYOUT_IQ2_PLANES) {
-        split_planes(type, book, row->codes + b * step, second, p);
-        return;
-    }
-    __m512i c0 = load64(row->codes + b * step), c1 = _mm512_setzero_si512();
-    if (second) c1 = load64(row->codes + (b + 1) * step);
-    if (type == DS4_IQ2_XXS) {
-        split_xxs(book, c0, c1, p);
-        return;
-    }
-    const int scale_step = step_of(type, layout, 8);
-    const uint8_t *scales = row->scales + b * scale_step;
-    split_xs(book, c0, c1, scales_of_both(scales, scales + scale_step, second), p);
+    const iq2_row first = block_of(type, layout, row, b), next = block_of(type, layout, row, b + 1);
+    load_two(type, layout, book, &first, &next, second, p);
 }
 
 /* Weights at position j of all entries, and where they are negative. */

@@ -1,4 +1,5 @@
-/* IQ2_XXS and IQ2_XS, raw, aligned and planes, AVX-512: code books looked up by byte permutes, not by gathers.
+/* IQ2_XXS and IQ2_XS with few columns, raw, aligned and planes, AVX-512: code books looked up by byte permutes, not by
+ * gathers.
  *
  * Two blocks are 64 entries of eight weights, looked up position by position: vector j has weight 8 g + j in
  * byte g (iq2_avx512.h). Activations are laid out the same way, a chunk of columns at a time, and sign bit j of
@@ -8,6 +9,7 @@
 #include "iq2_avx512.h"
 
 #define PAIR 512     /* weights of two blocks */
+#define WIDTH 4      /* columns that share what was unpacked */
 #define SCRATCH 16384 /* bytes of activations laid out at a time: half of a first-level cache */
 #define CHUNK_FLOATS (SCRATCH / 256)
 
@@ -102,76 +104,63 @@ DS4_INLINE void four_rows(uint32_t type, uint32_t layout, const code_book *book,
     _mm_mask_storeu_ps(y, kept, acc);
 }
 
-/* ---- several columns: one row at a time ------------------------------------------------------ */
+/* ---- up to four columns: one row at a time -------------------------------------------------- */
 
 DS4_INLINE void one_row(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
-                        int64_t r, int64_t b0, int64_t blocks, const iq2_acts *x, int columns,
-                        const int width, float *y, int64_t ldy) {
+                        int64_t r, int64_t b0, int64_t blocks, const iq2_acts *x, const int columns,
+                        float *y, int64_t ldy) {
     const int d_step = step_of(type, layout, 2);
     const iq2_row row = row_of(type, layout, w, r);
-    _Alignas(16) float acc[16] = {0};
-    if (b0)
-        for (int c = 0; c < columns; c++) acc[c] = y[c * ldy];
+    _Alignas(16) float out[WIDTH] = {0};
+    for (int c = 0; b0 && c < columns; c++) out[c] = y[c * ldy];
+    __m128 acc = _mm_load_ps(out);
     for (int64_t b = 0; b < blocks; b += 2) {
         const int second = b + 1 < blocks;
+        const int8_t *xq = x->q + b / 2 * WIDTH * PAIR;
         iq2_pair p;
-        __m512i q[8];
+        __m512i q[8], sums[WIDTH];
         __mmask64 minus[8];
+        pair_sum s[WIDTH];
         load_pair(type, layout, book, &row, b0 + b, second, &p);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) q[j] = weights_at(book, &p, j), minus[j] = minus_at(&p, j);
-        for (int c = 0; c < columns; c += 4) {
-            const int8_t *xq = x->q + (b / 2 * width + c) * PAIR;
-            pair_sum s[4];
-            __m512i sums[4];
-            for (int i = 0; i < 4; i++) s[i].isum = s[i].part = _mm512_setzero_si512();
-            if (columns - c >= 4) {
+        for (int i = 0; i < WIDTH; i++) s[i].isum = s[i].part = _mm512_setzero_si512();
 #pragma GCC unroll 8
-                for (int j = 0; j < 8; j++)
+        for (int j = 0; j < 8; j++)
 #pragma GCC unroll 4
-                    for (int i = 0; i < 4; i++)
-                        add_position(type, q[j],
-                                     with_signs(load64(xq + PAIR * i + 64 * j), minus[j]), p.scale,
-                                     j, s + i);
-            } else {
-                for (int i = 0; i < columns - c; i++)
-#pragma GCC unroll 8
-                    for (int j = 0; j < 8; j++)
-                        add_position(type, q[j],
-                                     with_signs(load64(xq + PAIR * i + 64 * j), minus[j]), p.scale,
-                                     j, s + i);
-            }
-            for (int i = 0; i < 4; i++) sums[i] = s[i].isum;
-            __m128i block[2];
-            sum_blocks(sums, block);
-            __m128 four = _mm_load_ps(acc + c);
-            for (int k = 0; k <= second; k++)
-                four = add_blocks(_mm_set1_ps(half_at(row.d + (b0 + b + k) * d_step)),
-                                  _mm_loadu_ps(x->d + (b + k) * width + c), block[k], four);
-            _mm_store_ps(acc + c, four);
-        }
+            for (int i = 0; i < columns; i++)
+                add_position(type, q[j], with_signs(load64(xq + PAIR * i + 64 * j), minus[j]),
+                             p.scale, j, s + i);
+        for (int i = 0; i < WIDTH; i++) sums[i] = s[i].isum;
+        __m128i block[2];
+        sum_blocks(sums, block);
+        for (int k = 0; k <= second; k++)
+            acc = add_blocks(_mm_set1_ps(half_at(row.d + (b0 + b + k) * d_step)),
+                             _mm_loadu_ps(x->d + (b + k) * WIDTH), block[k], acc);
     }
-    for (int c = 0; c < columns; c++) y[c * ldy] = acc[c];
+    _mm_store_ps(out, acc);
+    for (int c = 0; c < columns; c++) y[c * ldy] = out[c];
 }
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
-/* At most `width` columns. */
+/* One column, or up to four. */
 DS4_INLINE void columns_of(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
                            int64_t row0, int64_t row1, const char *acts, size_t act_stride,
-                           int columns, const int width, float *y, int64_t ldy) {
+                           const int columns, float *y, int64_t ldy) {
+    const int width = columns == 1 ? 1 : WIDTH;
     const int64_t blocks = w->cols / DS4_SUPER, chunk = CHUNK_FLOATS / width;
     iq2_acts x;
     for (int i = 0; i < CHUNK_FLOATS; i++) x.d[i] = 0.0f; /* also of columns that do not exist */
     for (int64_t b0 = 0; b0 < blocks; b0 += chunk) {
         int64_t count = blocks - b0 < chunk ? blocks - b0 : chunk;
         lay_out(acts, act_stride, w->cols, columns, width, b0, count, &x);
-        if (width == 1)
+        if (columns == 1)
             for (int64_t r = row0; r < row1; r += 4)
                 four_rows(type, layout, book, w, r, row1 - r < 4 ? row1 - r : 4, b0, count, &x, y + r);
         else
             for (int64_t r = row0; r < row1; r++)
-                one_row(type, layout, book, w, r, b0, count, &x, columns, width, y + r, ldy);
+                one_row(type, layout, book, w, r, b0, count, &x, columns, y + r, ldy);
     }
 }
 
@@ -180,17 +169,16 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
                           int64_t ldy) {
     code_book book;
     open_book(type, &book);
-    for (int64_t c = 0, count; c < n; c += count) {
-        const char *x = acts + (size_t)c * act_stride;
-        if (n - c == 1)
-            columns_of(type, layout, &book, w, row0, row1, x, act_stride, (int)(count = 1), 1,
-                       y + c * ldy, ldy);
-        else if (n - c <= 4)
-            columns_of(type, layout, &book, w, row0, row1, x, act_stride, (int)(count = n - c), 4,
-                       y + c * ldy, ldy);
-        else
-            columns_of(type, layout, &book, w, row0, row1, x, act_stride,
-                       (int)(count = n - c < 16 ? n - c : 16), 16, y + c * ldy, ldy);
+    for (int64_t left = n, count; left; left -= count) {
+        count = left < WIDTH ? left : WIDTH;
+        switch (count) { /* constants keep the sums in registers */
+        case 1: columns_of(type, layout, &book, w, row0, row1, acts, act_stride, 1, y, ldy); break;
+        case 2: columns_of(type, layout, &book, w, row0, row1, acts, act_stride, 2, y, ldy); break;
+        case 3: columns_of(type, layout, &book, w, row0, row1, acts, act_stride, 3, y, ldy); break;
+        default: columns_of(type, layout, &book, w, row0, row1, acts, act_stride, 4, y, ldy);
+        }
+        acts += (size_t)count * act_stride;
+        y += count * ldy;
     }
 }
 

@@ -2,8 +2,7 @@
  *
  * Memory is read in order; a block is unpacked into four vectors of 64 and multiplied with every column.
  * A lane's four products stay below 2^15, so vpdpwssd multiplies them with the sub-scale and adds.
- * Signs of a code book are bits already: they mask a subtraction of the activations. More columns go to
- * the AVX2 kernel.
+ * Signs of a code book are bits already: they mask a subtraction of the activations.
  */
 #if defined(__AVX512F__)
 #include <math.h>

@@ -2,8 +2,7 @@
  *
  * A weight times its sub-scale is an integer below 2^13 in magnitude: 128 high + low, two signed bytes.
  * Tiles sum products of each over the whole block, exactly; the float step is the one of every kernel.
- * Where the product is a byte already (Q2_K, TQ) there is no high part. Fewer columns go to the AVX-512
- * or AVX2 kernel.
+ * Where the product is a byte already (Q2_K, TQ) there is no high part. Fewer columns go to the AVX-512 kernel.
  */
 #if defined(__AMX_INT8__)
 #include "amx.h"
@@ -232,9 +231,8 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
         const char *x = acts + (size_t)c * act_stride;
         count = n - c < MANY ? n - c : MANY;
         if (count < (x8 ? LEAST_TILED_X8 : LEAST_TILED_RAW)) {
-            ds4_matmul_fn few = ds4_matmul_avx512_super(type, w->layout);
-            if (!few) few = ds4_matmul_avx2_super(type, w->layout);
-            few(w, row0, row1, x, act_stride, count, y + c * ldy, ldy);
+            ds4_matmul_avx512_super(type, w->layout)(w, row0, row1, x, act_stride, count,
+                                                     y + c * ldy, ldy);
             continue;
         }
         configure_tiles(count < TILE ? (int)count : TILE, 64);

@@ -188,7 +188,7 @@ static void panel_rows(const ds4_weight *w, int64_t r, int64_t row1, const char 
 
 /* Columns from which unpacking into a panel pays. */
 static int64_t least_columns(const ds4_weight *w) {
-    return w->layout == DS4_LAYOUT_X8 ? LEAST_X8 : w->type == DS4_Q2_K ? 9 : LEAST_ROWS;
+    return w->layout == DS4_LAYOUT_X8 ? LEAST_X8 : LEAST_ROWS;
 }
 
 static void many(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,
@@ -207,9 +207,9 @@ static void many(const ds4_weight *w, int64_t row0, int64_t row1, const void *ac
     }
 }
 
-/* NULL where the AVX2 kernel serves. */
+/* NULL for float types. */
 ds4_matmul_fn ds4_matmul_avx512_super(uint32_t type, uint32_t layout) {
-    return ds4_super_fill_avx512(type, layout) ? many : ds4_matmul_avx512_few(type, layout);
+    return ds4_super_fill_avx512(type, layout) ? many : NULL;
 }
 #else
 typedef int ds4_matmul_super_tile_avx512_is_for_x86;

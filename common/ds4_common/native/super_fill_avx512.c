@@ -91,10 +91,123 @@ static super_fill x8_fill(uint32_t type) {
     }
 }
 
+/* ---- rows one after the other ------------------------------------------------------------------ */
+
+/* The sub-scales of weights 64 k .. 64 k + 63, each in all its int16. */
+DS4_INLINE __m512i scales_of_64(__m256i sc, int k) {
+    const __m512i places = _mm512_set_epi64(0x0009000900090009, 0x0009000900090009, 0x0001000100010001,
+                                            0x0001000100010001, 0x0008000800080008,
+                                            0x0008000800080008, 0, 0);
+    return _mm512_permutexvar_epi16(_mm512_add_epi16(places, _mm512_set1_epi16((short)(2 * k))),
+                                    _mm512_castsi256_si512(sc));
+}
+
+/* Weights of one row as the panel has them. */
+DS4_INLINE void store_row(uint32_t type, const super_block *s, uint8_t *q) {
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(s->q[2 * k]), s->q[2 * k + 1], 1);
+        if (in_one_byte(type)) v = with_scale(type, v, scales_of_64(s->sc, k));
+        if (super_signed(type)) v = _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80));
+        _mm512_store_si512(q + 64 * k, v);
+    }
+}
+
+/* Turned sub-scales of sixteen rows (int16 in the order of super_block), then their minima. */
+DS4_INLINE void spread_scales(uint32_t type, const uint8_t (*turned)[64], int v, super_panel *t) {
+    const int parts = super_scales(type);
+    for (int i = 0; parts > 1 && i < parts; i++) {
+        const int place = parts == 16 ? ds4_sum_place(i) : i;
+        __m512i pair = load64(turned[place / 2]);
+        if (place % 2 == 0) pair = _mm512_slli_epi32(pair, 16);
+        t->scale[i][v] = _mm512_srai_epi32(pair, 16);
+    }
+    for (int i = 0; super_has_min(type) && i < 8; i++) t->mn[i][v] = load64(turned[8 + i]);
+}
+
+/* The row's next block. */
+DS4_INLINE void prefetch_next(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
+                              int64_t b) {
+    if (layout == DS4_LAYOUT_RAW)
+        prefetch_bytes(p->raw + (r * p->blocks + b + 1) * super_bytes(type), super_bytes(type), 64);
+    else /* half of a pair's codes */
+        prefetch_bytes(p->sections.codes + ((r >> 1) * p->blocks + b + 1) * 128 + (r & 1) * 64, 64, 0);
+}
+
+/* Sixteen rows from row `first` on into half v. */
+DS4_INLINE void fill_sixteen(uint32_t type, uint32_t layout, const super_places *p, int64_t first,
+                             int64_t row1, int64_t b, int v, super_panel *t) {
+    _Alignas(64) uint8_t q[16][256], pairs[16][64], turned[16][64];
+    float d[16], m[16];
+    for (int i = 0; i < 16; i++) {
+        const int64_t row = first + i < row1 ? first + i : row1 - 1;
+        super_block s;
+        load_block(type, layout, p, row, b, &s);
+        prefetch_next(type, layout, p, row, b);
+        store_row(type, &s, q[i]);
+        _mm256_store_si256((__m256i *)(void *)pairs[i], s.sc);
+        _mm256_store_si256((__m256i *)(void *)(pairs[i] + 32), s.mn);
+        d[i] = s.d, m[i] = s.m;
+    }
+    for (int k = 0; k < 4; k++) transpose16(q[0] + 64 * k, 256, t->q[v][16 * k]);
+    transpose16(pairs[0], 64, turned[0]);
+    spread_scales(type, turned, v, t);
+    t->d[v] = _mm512_loadu_ps(d);
+    t->m[v] = _mm512_loadu_ps(m);
+}
+
+DS4_INLINE void fill_rows(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
+                          int64_t b, super_panel *t) {
+    const super_places p = places_of(layout, w);
+    for (int v = 0; v < 2; v++) fill_sixteen(type, layout, &p, r + 16 * v, row1, b, v, t);
+}
+
+#define ROWS(name, type, layout)                                                                   \
+    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
+        fill_rows(type, layout, w, r, row1, b, t);                                                  \
+    }
+
+ROWS(q2_k, DS4_Q2_K, DS4_LAYOUT_RAW)
+ROWS(q3_k, DS4_Q3_K, DS4_LAYOUT_RAW)
+ROWS(q4_k, DS4_Q4_K, DS4_LAYOUT_RAW)
+ROWS(q5_k, DS4_Q5_K, DS4_LAYOUT_RAW)
+ROWS(q6_k, DS4_Q6_K, DS4_LAYOUT_RAW)
+ROWS(iq1_s, DS4_IQ1_S, DS4_LAYOUT_RAW)
+ROWS(iq1_m, DS4_IQ1_M, DS4_LAYOUT_RAW)
+ROWS(iq2_s, DS4_IQ2_S, DS4_LAYOUT_RAW)
+ROWS(iq3_xxs, DS4_IQ3_XXS, DS4_LAYOUT_RAW)
+ROWS(iq3_s, DS4_IQ3_S, DS4_LAYOUT_RAW)
+ROWS(iq4_xs, DS4_IQ4_XS, DS4_LAYOUT_RAW)
+ROWS(tq1_0, DS4_TQ1_0, DS4_LAYOUT_RAW)
+ROWS(tq2_0, DS4_TQ2_0, DS4_LAYOUT_RAW)
+ROWS(q2_k_pairs, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
+
+/* ---- by type and layout ------------------------------------------------------------------------ */
+
+static super_fill raw_fill(uint32_t type) {
+    switch (type) {
+    case DS4_Q2_K: return q2_k;
+    case DS4_Q3_K: return q3_k;
+    case DS4_Q4_K: return q4_k;
+    case DS4_Q5_K: return q5_k;
+    case DS4_Q6_K: return q6_k;
+    case DS4_IQ1_S: return iq1_s;
+    case DS4_IQ1_M: return iq1_m;
+    case DS4_IQ2_S: return iq2_s;
+    case DS4_IQ3_XXS: return iq3_xxs;
+    case DS4_IQ3_S: return iq3_s;
+    case DS4_IQ4_XS: return iq4_xs;
+    case DS4_TQ1_0: return tq1_0;
+    case DS4_TQ2_0: return tq2_0;
+    default: return NULL;
+    }
+}
+
 /* NULL for float types and blocks of 32. */
 super_fill ds4_super_fill_avx512(uint32_t type, uint32_t layout) {
-    if (layout == DS4_LAYOUT_X8) return x8_fill(type);
-    return NULL;
+    if (type == DS4_IQ2_XXS || type == DS4_IQ2_XS) return ds4_super_fill_iq2_avx512(type, layout);
+    if (layout == DS4_LAYOUT_Q2_K_ALIGNED) return q2_k_pairs;
+    return layout == DS4_LAYOUT_X8 ? x8_fill(type) : raw_fill(type);
 }
 #else
 typedef int ds4_super_fill_avx512_is_for_x86;

@@ -60,5 +60,7 @@ typedef void (*super_fill)(const ds4_weight *w, int64_t r, int64_t row1, int64_t
 
 /* NULL for float types and blocks of 32. */
 super_fill ds4_super_fill_avx512(uint32_t type, uint32_t layout);
+/* Of IQ2_XXS and IQ2_XS. */
+super_fill ds4_super_fill_iq2_avx512(uint32_t type, uint32_t layout);
 
 #endif
