@@ -104,6 +104,24 @@ def test_gate_row_scales_each_row_by_the_sigmoid_of_its_gate() -> None:
     np.testing.assert_array_equal(bits(rowwise("gate_row", x, gate, 65)), bits(expected))
 
 
+def test_parts_are_scaled_by_their_experts_or_by_one_scale_before_a_bias() -> None:
+    rng = np.random.default_rng(5)
+    x, scales = wild(rng, 3, 2 * 40), rng.standard_normal(5).astype(np.float32)
+    routes = np.array([[4, 0, 1, 1], [2, 2, 1, 1], [9, np.nan, 1, 1]], np.float32)
+    bias = rng.standard_normal(80).astype(np.float32)
+    memory = Memory()
+    held = [memory.array(values.shape, np.float32) for values in (scales, bias)]
+    held[0][:], held[1][:] = scales, bias
+    at = [address(values) for values in held]
+    numbers = np.array([[4, 0], [2, 2], [0, 0]])  # none there is counts as the first
+    with np.errstate(all="ignore"):
+        expected = (x.reshape(3, 2, 40) * scales[numbers][:, :, None]).reshape(3, 80)
+        got = rowwise("scale_parts", x, routes, 80, heads=2, dim=5, scales=at[0])
+        np.testing.assert_array_equal(bits(got), bits(expected))
+        got = rowwise("scale_parts", x, None, 80, dim=5, scales=at[0], bias=at[1])
+        np.testing.assert_array_equal(bits(got), bits(x * scales[0] + bias))
+
+
 # --- moves ---
 
 

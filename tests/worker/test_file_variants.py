@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ds4_common.errors import UnsupportedModel
 from ds4_worker.executor.api import ExecutorConfig
 from golden import tiny
 from golden.deepseek4.cases import CASES as DEEPSEEK4
@@ -162,3 +163,51 @@ def test_what_only_images_need_is_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         rows_of(with_values(case, values | images), tmp_path), rows_of(case, tmp_path)
     )
+
+
+def is_scaled(name: str) -> bool:
+    """Matrices of layers whose results a file may scale, as conversions to NVFP4 do."""
+    return name.endswith(".weight") and any(
+        f".{part}" in name for part in ("attn_q.", "attn_k.", "attn_v.", "attn_qkv.",
+        "attn_output.", "ffn_gate", "ffn_up", "ffn_down")
+    ) and "_inp" not in name and "tid2eid" not in name  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("gpt_oss")])
+def test_results_may_be_scaled_by_tensors_of_their_own(name: str, tmp_path: Path) -> None:
+    """Powers of two, so that the bits are those of a file without scales."""
+    case, values, n = CASES[name], tiny.tensors(CASES[name]), 0
+    for tensor in filter(is_scaled, list(values)):
+        stem, experts = tensor.removesuffix(".weight"), values[tensor].ndim == 3
+        count = len(values[tensor]) if experts else 1
+        scale = 2.0 ** (np.arange(n, n + count) % 7 - 3)
+        each = scale[:, None, None] if experts else scale[0]
+        values[tensor] = (values[tensor] / each).astype(np.float32)
+        values[f"{stem}.scale"] = scale.astype(np.float32)
+        values[f"{stem}.input_scale"] = np.full(count, 3.0, np.float32)
+        n += 1
+    assert n
+    np.testing.assert_array_equal(
+        rows_of(with_values(case, values), tmp_path), rows_of(case, tmp_path)
+    )
+
+
+def test_logits_may_be_scaled(tmp_path: Path) -> None:
+    case, values = CASES["qwen2-plain"], tiny.tensors(CASES["qwen2-plain"])
+    scaled = values | {
+        "output.weight": values["output.weight"] * 4,
+        "output.scale": np.array([0.25], np.float32),
+    }
+    np.testing.assert_array_equal(
+        rows_of(with_values(case, scaled), tmp_path), rows_of(case, tmp_path)
+    )
+
+
+def test_scales_beside_biases_of_experts_are_refused(tmp_path: Path) -> None:
+    case, values = GPT_OSS[0], tiny.tensors(GPT_OSS[0])
+    scales = np.ones(case.metadata["expert_count"], np.float32)
+    scaled = with_values(case, values | {"blk.0.ffn_up_exps.scale": scales})
+    with pytest.raises(
+        UnsupportedModel, match=r"blk\.0\.ffn_up_exps\.scale: got one beside a bias"
+    ):
+        prepare_file(tiny.write_gguf(scaled, tmp_path / "case.gguf"))

@@ -41,6 +41,17 @@ class RowTranslations(Translation):
             raise self._refuse(table, f"type {held.ggml_type}, layout {held.layout}", "raw I32")
         return weight
 
+    def _scale_parts(self, inputs: list[str], out: list[str], attr: dict[str, float]) -> None:
+        read = tuple(self._read(name) for name in (inputs[0], inputs[2]) if name)
+        value = self.values[read[0]]
+        op = im.ImageOp(
+            im.OP_SCALE_PARTS,
+            read,
+            weight=self._vector(inputs[1], self._width(inputs[1])),
+            bias=self._vector(inputs[3], value.width) if inputs[3] else im.NONE,
+        )
+        self._rows(op, out[0], value.space, value.width)
+
     def _hyper_weights(self, inputs: list[str], out: list[str], attr: dict[str, float]) -> None:
         mix, streams = self._read(inputs[0]), int(attr["streams"])
         width = self.values[mix].width

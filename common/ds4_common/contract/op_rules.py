@@ -211,6 +211,19 @@ def _gate_row(op: Operands) -> None:
     op.result("y", width, op.kind("x"))
 
 
+def _scale_parts(op: Operands) -> None:
+    width, routed = op.activation("x"), "routes" in op.inputs
+    used = op.activation("routes", None, op.kind("x")) // 2 if routed else 1
+    if not used or width % used:
+        raise fail(op.at("x"), f"width {width}", f"a multiple of the {used} experts per token")
+    op.weight("scales", None if routed else 1)
+    if "bias" in op.inputs:
+        if routed:
+            raise fail(op.at("bias"), "a bias of experts", "none beside routes")
+        op.weight("bias", width)
+    op.result("y", width, op.kind("x"))
+
+
 def _slice_heads(op: Operands) -> None:
     heads, dim, width = (op.whole(name, 1) for name in ("heads", "dim", "width"))
     first = op.whole("first", 0)
@@ -306,6 +319,7 @@ RULES: dict[str, Callable[[Operands], None]] = {
     "glu": _glu,
     "soft_cap": _soft_cap,
     "gate_row": _gate_row,
+    "scale_parts": _scale_parts,
     "slice_heads": _slice_heads,
     "join_heads": _join_heads,
     "route_experts": _route_experts,

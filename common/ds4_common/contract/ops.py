@@ -52,6 +52,9 @@ k = experts per token.
                   y = cap * tanh(x / cap)
     gate_row      (x [T, D], gate [T, 1]) -> y
                   y = sigmoid(gate) x
+    scale_parts   (x [T, k*D], scales [E] or [1], routes [T, 2k]?, bias [D]?) -> y
+                  y_j = scales[e] x_j, e the token's expert j; without routes y = scales[0] x
+                  (+ bias)
     slice_heads   (x [T, heads*dim]) -> y [T, heads*width]
                   dims [first, first + width) of each head
     join_heads    (a [T, heads*ka], b [T, heads*kb] or [T, kb]) -> y [T, heads*(ka + kb)]
@@ -220,6 +223,7 @@ OPS: dict[str, OpSpec] = {
     ),
     "soft_cap": OpSpec(("x",), ("y",), {"cap": None}, in_place=("x",)),
     "gate_row": OpSpec(("x", "gate"), ("y",), {}, in_place=("x",)),
+    "scale_parts": OpSpec(("x", "scales", "routes?", "bias?"), ("y",), {}, in_place=("x",)),
     "slice_heads": OpSpec(
         ("x",), ("y",), {"heads": None, "dim": None, "first": None, "width": None}
     ),

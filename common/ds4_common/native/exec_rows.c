@@ -122,6 +122,21 @@ static void gate_row(const ds4_engine *e, const ds4_image_op *op, int64_t row) {
     for (int64_t i = 0; i < e->image.slots[op->out].width; i++) y[i] = x[i] * scale;
 }
 
+/* Each expert's part by the expert's scale, or the whole row by one. */
+static void scale_parts(const ds4_engine *e, const ds4_image_op *op, int64_t row) {
+    const float *x = ds4_slot_floats(e, op->in[0], row), *scales = e->vectors[op->weight];
+    const float *bias = op->bias == DS4_NONE ? NULL : e->vectors[op->bias];
+    const float *chosen = op->in[1] == DS4_NONE ? NULL : ds4_slot_floats(e, op->in[1], row);
+    uint32_t used = chosen ? e->image.slots[op->in[1]].width / 2 : 1;
+    uint32_t width = e->image.slots[op->out].width / used;
+    float count = (float)e->weights[op->weight].cols, *y = ds4_slot_floats(e, op->out, row);
+    for (uint32_t j = 0; j < used; j++, x += width, y += width) {
+        float number = chosen ? chosen[j] : 0.0f;
+        float scale = scales[number >= 0.0f && number < count ? (uint32_t)number : 0];
+        for (uint32_t i = 0; i < width; i++) y[i] = bias ? x[i] * scale + bias[i] : x[i] * scale;
+    }
+}
+
 static void slice_heads(const ds4_engine *e, const ds4_image_op *op, int64_t row) {
     const float *x = ds4_slot_floats(e, op->in[0], row) + op->first;
     float *y = ds4_slot_floats(e, op->out, row);
@@ -175,6 +190,7 @@ static void run_op(const ds4_engine *e, const ds4_image_op *op, int64_t row) {
                             op->value, e->image.slots[op->out].width);
         break;
     case DS4_OP_GATE_ROW: gate_row(e, op, row); break;
+    case DS4_OP_SCALE_PARTS: scale_parts(e, op, row); break;
     case DS4_OP_SLICE_HEADS: slice_heads(e, op, row); break;
     case DS4_OP_JOIN_HEADS: join_heads(e, op, row); break;
     case DS4_OP_ROUTE: ds4_route(e, op, row); break;

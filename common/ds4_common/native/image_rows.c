@@ -56,6 +56,19 @@ static int check_write(const checker *c, const ds4_image_op *op, uint32_t space,
            slot(c, op->out, space, n * y->width, 0) != NULL;
 }
 
+/* With routes a scale for each expert, whose numbers are compared with their count where they are
+ * read. */
+static int check_scales(const checker *c, const ds4_image_op *op, uint32_t space,
+                        const ds4_image_slot *x) {
+    uint32_t used = 1;
+    if (op->in[1] != DS4_NONE && (!routes(c, op->in[1], space, &used) || !used)) return 0;
+    const ds4_weight *scales = weight(c, op->weight);
+    if (!scales || x->width % used || op->out == op->in[1]) return 0;
+    if (!is_vector(c, op->weight, op->in[1] == DS4_NONE ? 1 : (uint64_t)scales->cols)) return 0;
+    return (op->bias == DS4_NONE || (op->in[1] == DS4_NONE && is_vector(c, op->bias, x->width))) &&
+           slot(c, op->out, space, x->width, 0) != NULL;
+}
+
 int ds4_check_stream_op(const checker *c, const ds4_image_op *op, uint32_t space,
                         const ds4_image_slot *x) {
     uint32_t dim = op->heads ? x->width / op->heads : 0;
@@ -64,6 +77,7 @@ int ds4_check_stream_op(const checker *c, const ds4_image_op *op, uint32_t space
     case DS4_OP_HYPER_WEIGHTS: return check_weights(c, op, space, x);
     case DS4_OP_HYPER_READ: return check_read(c, op, space, x);
     case DS4_OP_HYPER_WRITE: return check_write(c, op, space, x);
+    case DS4_OP_SCALE_PARTS: return check_scales(c, op, space, x);
     case DS4_OP_HADAMARD: return in_heads && !(dim & (dim - 1));
     case DS4_OP_ROUND_FLOATS:
         return in_heads && op->mode < DS4_SMALL_KINDS && op->width && op->dim && op->dim <= dim &&

@@ -168,10 +168,11 @@ class TextProgram:
         self.op("rms_norm", (x, self.weight(name, width)), (out,), eps=epsilon, heads=heads)
 
     def linear(self, source: str, stem: str, width: int, out: str, out_width: int) -> None:
-        """out = source x `stem`.weight^T, plus `stem`.bias when the file has one."""
+        """out = source x `stem`.weight^T, times `stem`.scale and plus `stem`.bias when the file has
+        them."""
         weight = self.weight(f"{stem}.weight", out_width, width)
         bias = self.optional_weight(f"{stem}.bias", out_width)
-        self.op("matmul", (source, weight, bias), (out,))
+        self._matmul(source, weight, self._scales(stem, 1), bias, out)
 
     def linear_parts(
         self,
@@ -192,16 +193,33 @@ class TextProgram:
                 bias = self.weight_rows(f"{stem}.bias", (total,), first, rows)
             elif part:
                 bias = self.optional_weight(f"{part}.bias", rows)
-            self.op("matmul", (source, weight, bias), (out,))
+            self._matmul(source, weight, self._scales(stem, 1), bias, out)
             first += rows
 
     def experts(
         self, source: str, routes: str, stem: str, shape: tuple[int, int, int], out: str
     ) -> None:
-        """out = each token's experts of `stem`.weight, plus `stem`.bias if there is one."""
+        """out = each token's experts of `stem`.weight, times their `stem`.scale or plus their
+        `stem`.bias if there is one."""
         weight = self.weight(f"{stem}.weight", *shape)
         bias = self.optional_weight(f"{stem}.bias", *shape[:2])
+        scales = self._scales(stem, shape[0])
+        if bias and scales:
+            self._problems.append(f"{stem}.scale: got one beside a bias, expected one of them")
         self.op("matmul_experts", (source, routes, weight, bias), (out,))
+        if scales:
+            self.op("scale_parts", (out, scales, routes), (out,))
+
+    def _matmul(self, source: str, weight: str, scale: str, bias: str, out: str) -> None:
+        self.op("matmul", (source, weight, "" if scale else bias), (out,))
+        if scale:
+            self.op("scale_parts", (out, scale, "", bias), (out,))
+
+    def _scales(self, stem: str, count: int) -> str:
+        """What results of `stem`.weight are to be multiplied by, if anything. Scales of the inputs
+        are for hardware that rounds activations to the type of the weights."""
+        self.leave_out(f"{stem}.input_scale")
+        return self.optional_weight(f"{stem}.scale", count)
 
     def finish(self, bundle: pb.Bundle) -> None:
         """Writes program, buffers, cache and resources into `bundle`. Raises UnsupportedModel

@@ -87,12 +87,21 @@ def write_decoder(program: TextProgram, vocabulary: int, decoder: Decoder) -> No
     wanted = program.scratch("wanted", width)
     program.op("gather_rows", (x, OUTPUT_ROWS), (wanted,))
     program.norm(wanted, "output_norm.weight", width, wanted, epsilon)
-    output = program.optional_weight("output.weight", vocabulary, width) or table
-    bias = program.optional_weight("output.bias", vocabulary)
     logits = program.logits(vocabulary)
-    program.op("matmul", (wanted, output, bias), (logits,))
+    write_logits(program, vocabulary, wanted, width, table, logits)
     if decoder.logit_cap:
         program.op("soft_cap", (logits,), (logits,), cap=decoder.logit_cap)
+
+
+def write_logits(
+    program: TextProgram, vocabulary: int, x: str, width: int, table: str, logits: str
+) -> None:
+    """Logits by the matrix that the file has for them, else by the table of tokens."""
+    if program.has("output.weight"):
+        program.linear(x, "output", width, logits, vocabulary)
+    else:
+        bias = program.optional_weight("output.bias", vocabulary)
+        program.op("matmul", (x, table, bias), (logits,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ds4_common.contract.ops import OUTPUT_ROWS, TOKENS
 from ds4_owner.recipes.builder import TextProgram
-from ds4_owner.recipes.decoder import Layer
+from ds4_owner.recipes.decoder import Layer, write_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +68,4 @@ def write_streams(program: TextProgram, vocabulary: int, decoder: Streams) -> No
     last = program.scratch("wanted", width)
     program.op("hyper_read", (wanted, weights), (last,))
     program.norm(last, "output_norm.weight", width, last, epsilon)
-    output = program.optional_weight("output.weight", vocabulary, width) or table
-    program.op("matmul", (last, output), (program.logits(vocabulary),))
+    write_logits(program, vocabulary, last, width, table, program.logits(vocabulary))

@@ -340,6 +340,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("glu", "rowwise.cu", Rowwise, _rowwise, ("glu",)),
         Kernel("soft_cap", "rowwise.cu", Rowwise, _rowwise, ("soft_cap",)),
         Kernel("gate_row", "rowwise.cu", Rowwise, _rowwise, ("gate_row",)),
+        Kernel("scale_parts", "rowwise.cu", Rowwise, _rowwise, ("scale_parts",)),
         Kernel("slice_heads", "rowwise.cu", Rowwise, _rowwise, ("slice_heads",)),
         Kernel("join_heads", "rowwise.cu", Rowwise, _rowwise, ("join_heads",)),
         Kernel("combine", "rowwise.cu", Rowwise, _rowwise, ("combine_experts",)),

@@ -14,7 +14,7 @@ _F32, _F64 = ctypes.c_float, ctypes.c_double
 
 class Rowwise(ctypes.Structure):
     _fields_ = (
-        *((name, _U64) for name in ("x", "b", "y", "live")),
+        *((name, _U64) for name in ("x", "b", "y", "live", "scales", "bias")),
         *((name, _U32) for name in ("x_stride", "b_stride", "y_stride")),
         *((name, _I32) for name in ("rows", "width", "heads", "dim", "first", "part", "mode")),
         *((name, _F32) for name in ("value", "limit", "alpha")),

@@ -1,10 +1,10 @@
-/* Ops that look only at their own row: add, scale, glu, soft_cap, gate_row, slice_heads, join_heads,
- * combine, gather_rows; and pending_tokens, which is no op.
+/* Ops that look only at their own row: add, scale, glu, soft_cap, gate_row, scale_parts, slice_heads,
+ * join_heads, combine, gather_rows; and pending_tokens, which is no op.
  *
  * Reference: native/exec_rows.c with op_vector.c; same bits. Every kernel: parameter ds4_rowwise, grid
  * (blocks over the width of y, rows), block (256), no shared memory. Rows of x, b and y are x_stride,
  * b_stride and y_stride bytes apart; in-place use is fine where an element reads only its own place
- * (add, scale, glu, soft_cap, gate_row).
+ * (add, scale, glu, soft_cap, gate_row, scale_parts).
  */
 #include "op_math.h"
 
@@ -12,6 +12,7 @@ struct ds4_rowwise {
     uint64_t x, b, y; /* b: second operand; routes of combine; row numbers (int32) of gather_rows
                          and pending_tokens */
     uint64_t live;
+    uint64_t scales, bias; /* scale_parts: floats, of `dim` experts or one; of a row, 0: none */
     uint32_t x_stride, b_stride, y_stride;
     int32_t rows, width;               /* width: floats of a row of y */
     int32_t heads, dim, first, part;   /* slice_heads: dim of a head in x, first and part kept;
@@ -59,6 +60,18 @@ DS4_KERNEL(gate_row, ds4_rowwise, 256, 2) {
     ROWS_OF(p);
     float factor = 1.0f / (1.0f + ds4_exp(-*ds4_row<const float>(p.b, p.b_stride, row)));
     EACH(i, p) y[i] = x[i] * factor;
+}
+
+/* b = routes where heads, the experts per token, is not 0 */
+DS4_KERNEL(scale_parts, ds4_rowwise, 256, 2) {
+    ROWS_OF(p);
+    const float *scales = (const float *)p.scales, *bias = (const float *)p.bias;
+    const float *chosen = p.heads ? ds4_row<const float>(p.b, p.b_stride, row) : (const float *)0;
+    EACH(i, p) {
+        float number = chosen ? chosen[i / (p.width / p.heads)] : 0.0f;
+        float scale = scales[number >= 0.0f && number < (float)p.dim ? (uint32_t)number : 0u];
+        y[i] = bias ? x[i] * scale + bias[i] : x[i] * scale;
+    }
 }
 
 DS4_KERNEL(slice_heads, ds4_rowwise, 256, 2) {

@@ -27,11 +27,18 @@ NOTE_BYTES = 32  # cuda/counts.cu
 
 # Ops whose weight is a vector.
 _VECTOR_WEIGHTS = frozenset(
-    (im.OP_RMS_NORM, im.OP_ATTEND, im.OP_ROUTE, im.OP_HYPER_WEIGHTS, im.OP_ATTEND_ROWS)
+    (
+        im.OP_RMS_NORM,
+        im.OP_ATTEND,
+        im.OP_ROUTE,
+        im.OP_HYPER_WEIGHTS,
+        im.OP_ATTEND_ROWS,
+        im.OP_SCALE_PARTS,
+    )
 )
 
 
-_VECTOR_BIASES = frozenset((im.OP_MATMUL, im.OP_HYPER_WEIGHTS, im.OP_COMPRESS))
+_VECTOR_BIASES = frozenset((im.OP_MATMUL, im.OP_HYPER_WEIGHTS, im.OP_COMPRESS, im.OP_SCALE_PARTS))
 
 
 class Turn(NamedTuple):

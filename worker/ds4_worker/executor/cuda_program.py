@@ -260,6 +260,7 @@ _METHODS: dict[int, _Method] = {
     im.OP_QUANTIZE: Program._quantize,
     im.OP_SOFT_CAP: Program._soft_cap,
     im.OP_GATE_ROW: Program._gate_row,
+    im.OP_SCALE_PARTS: Program._scale_parts,
     im.OP_SLICE_HEADS: Program._slice_heads,
     im.OP_JOIN_HEADS: Program._join_heads,
     im.OP_COMBINE: Program._combine,

@@ -180,6 +180,14 @@ class RowLaunches:
     def _gate_row(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         yield self._rowwise("gate_row", space, ops[0])
 
+    def _scale_parts(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
+        (op,) = ops
+        used = self._width(op.inputs[1]) // 2 if len(op.inputs) > 1 else 0
+        yield self._rowwise(
+            "scale_parts", space, op, heads=used, dim=self._image.weights[op.weight].cols,
+            scales=self._at.vector(op.weight), bias=self._at.vector(op.bias),
+        )  # fmt: skip
+
     def _slice_heads(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         (op,) = ops
         yield self._rowwise(

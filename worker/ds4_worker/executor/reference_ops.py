@@ -187,6 +187,18 @@ def _gate_row(inputs: Inputs, a: Mapping[str, Any]) -> Array:
     return y
 
 
+def _scale_parts(inputs: Inputs, a: Mapping[str, Any]) -> Array:
+    x, scales = _all(inputs[:2])
+    routes, bias = inputs[2:]
+    if routes is None:
+        y: Array = scales[0] * x
+        return y if bias is None else y + bias
+    used = routes.shape[1] // 2
+    steps = scales[routes[:, :used].astype(np.int64)]
+    y = x.reshape(len(x), used, -1) * steps[:, :, None]
+    return y.reshape(x.shape)
+
+
 def _slice_heads(inputs: Inputs, a: Mapping[str, Any]) -> Array:
     (x,) = _all(inputs)
     first, width = int(a["first"]), int(a["width"])
@@ -313,6 +325,7 @@ KERNELS: dict[str, Callable[[Inputs, Mapping[str, Any]], Array | None]] = {
     "glu": _glu,
     "soft_cap": _soft_cap,
     "gate_row": _gate_row,
+    "scale_parts": _scale_parts,
     "slice_heads": _slice_heads,
     "join_heads": _join_heads,
     "route_experts": _route_experts,
