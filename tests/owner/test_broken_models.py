@@ -124,7 +124,7 @@ def changed(place: TensorPlace) -> Iterator[tuple[str, TensorPlace | None]]:
 # Tensors that a file may do without; layers that only predict are left out whatever they hold.
 def is_optional(name: str) -> bool:
     return (
-        name.endswith(".bias")
+        name.endswith((".bias", ".scale"))
         or name in ("output.weight", "rope_freqs.weight")
         or ("rope_factors" in name or "nextn" in name)
     )
