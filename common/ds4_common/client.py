@@ -242,7 +242,7 @@ class OwnerConnection(Closing):
             mapping.check_sealed(fd, what)
 
     def _set_deadline(self, seconds: float) -> None:
-        _set_timeouts(self._sock, seconds)
+        set_timeouts(self._sock, seconds)
 
     def _ask(self, request: Request, kind: type[_R]) -> _R:
         reply, fds = self._exchange(request)
@@ -315,19 +315,19 @@ def _reach(manifest_path: str, appear_seconds: float) -> socket.socket:
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            _set_timeouts(sock, DEADLINE_SECONDS)
+            set_timeouts(sock, DEADLINE_SECONDS)
             sock.connect(path)
             return sock
         except OSError as error:
             sock.close()
             if time.monotonic() >= give_up:
-                from ds4_common import manifest  # only now: a start that works never needs it
+                from ds4_common import silence  # only now: a start that works never needs it
 
-                raise OwnerUnavailable(manifest.explain_silence(manifest_path, error)) from error
+                raise OwnerUnavailable(silence.explain_silence(manifest_path, error)) from error
         time.sleep(_RETRY_SECONDS)
 
 
-def _set_timeouts(sock: socket.socket, seconds: float) -> None:
+def set_timeouts(sock: socket.socket, seconds: float) -> None:
     """Deadlines kept by the kernel: connect and send, and receive, fail with EAGAIN after them."""
     value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -387,30 +387,3 @@ def _numeric(host: str, port: int) -> str:
     except socket.gaierror as error:
         raise AddressError(f"listen address {host}: {error.strerror}") from error
     return str(found[0][4][0])
-
-
-def fetch_allocation(socket_path: str, allocation: int) -> tuple[int, int]:
-    """Asks for one allocation by the published line protocol; (alloc_bytes, fd that we own).
-
-    Raises ProtocolError when the broker refuses or answers anything else."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line, fds = b"", list[int]()
-    try:
-        _set_timeouts(sock, DEADLINE_SECONDS)
-        sock.connect(socket_path)
-        sock.sendall(protocol.format_get(allocation))
-        while not line.endswith(b"\n"):
-            data, more = fdpass.receive(sock, protocol.MAX_LINE_BYTES)
-            fds += more
-            line += data
-            if not data or len(line) > protocol.MAX_LINE_BYTES:
-                break
-        words = line.split()
-        if len(words) != 3 or words[:2] != [b"OK", b"%d" % allocation] or len(fds) != 1:
-            raise ProtocolError(f"{socket_path}: GET {allocation}: got {line!r}, {len(fds)} fds")
-        return int(words[2]), fds.pop()
-    except OSError as error:
-        raise OwnerUnavailable(f"{socket_path}: {error}") from error
-    finally:
-        sock.close()
-        fdpass.close_all(fds)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from ds4_common import client, manifest, paths
 from ds4_common.errors import Ds4Error, ManifestError, OwnerUnavailable, UsageError
 from ds4_common.protocol import LeaseRecord
+from ds4_common.silence import process_state
 from ds4_owner import report
 from ds4_owner.arguments import Parser
 from ds4_owner.progress import log
@@ -182,7 +183,7 @@ def _stop_silent(path: str, silence: OwnerUnavailable, say: Callable[[str], None
     except ManifestError:
         raise silence from None
     pidfd = _open_pidfd(pid)
-    if pidfd < 0 or manifest.process_state(pid) != "running":
+    if pidfd < 0 or process_state(pid) != "running":
         say(f"owner pid {pid} is gone already; its next start removes what it left")
         return 0
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ds4_common import client, fdpass, paths, protocol
+from ds4_common import client, fdpass, line_client, paths, protocol
 from ds4_common.errors import (
     Ds4Error,
     OwnerUnavailable,
@@ -136,9 +136,9 @@ def test_a_line_broker_that_answers_something_else_is_refused(tmp_path: Path) ->
             thread = threading.Thread(target=serve)
             thread.start()
             with pytest.raises(ProtocolError, match=r"GET 1: got|larger than 64"):
-                client.fetch_allocation(str(tmp_path / "s"), 1)
+                line_client.fetch_allocation(str(tmp_path / "s"), 1)
             thread.join()
             os.unlink(tmp_path / "s")
     with pytest.raises(OwnerUnavailable, match="No such file"):
-        client.fetch_allocation(str(tmp_path / "s"), 1)
+        line_client.fetch_allocation(str(tmp_path / "s"), 1)
     assert open_fds() <= before

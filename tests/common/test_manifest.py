@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ds4_common import manifest as m
 from ds4_common.allocation import Allocation, Artifact, ArtifactKind
 from ds4_common.errors import ManifestError, UsageError
+from ds4_common.silence import explain_silence, process_state
 
 RAW = Allocation(0, "base", 1000, 100, 200, 200, 4096)
 DERIVED = Allocation(
@@ -286,10 +287,10 @@ def test_only_manifests_look_like_manifests(tmp_path: Path) -> None:
 def test_a_zombie_is_not_a_running_owner() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert m.process_state(process.pid) == "zombie"
+    assert process_state(process.pid) == "zombie"
     process.wait()
-    assert m.process_state(process.pid) == "gone"
-    assert m.process_state(os.getpid()) == "running"
+    assert process_state(process.pid) == "gone"
+    assert process_state(os.getpid()) == "running"
 
 
 def test_silence_is_explained_by_what_was_checked(tmp_path: Path) -> None:
@@ -297,13 +298,13 @@ def test_silence_is_explained_by_what_was_checked(tmp_path: Path) -> None:
     sock = socket.socket(socket.AF_UNIX)
     with sock, pytest.raises(OSError, match="No such file") as error:
         sock.connect(path + ".ctl")
-    assert "there is no manifest either" in m.explain_silence(path, error.value)
+    assert "there is no manifest either" in explain_silence(path, error.value)
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     m.write_manifest(path, replace(MANIFEST, owner=m.OwnerRecord(process.pid, 0, "base", None)))
-    text = m.explain_silence(path, error.value)
+    text = explain_silence(path, error.value)
     assert f"owner pid {process.pid}, which is gone" in text
     Path(path).write_bytes(PUBLISHED)
-    assert "another program" in m.explain_silence(path, error.value)
+    assert "another program" in explain_silence(path, error.value)
     Path(path).write_bytes(PUBLISHED[:-1])
-    assert "cut" in m.explain_silence(path, error.value)
+    assert "cut" in explain_silence(path, error.value)

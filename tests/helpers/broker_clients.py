@@ -6,6 +6,7 @@ import os
 import socket
 
 from ds4_common import client, fdpass, protocol
+from ds4_common.line_client import fetch_allocation
 from helpers.brokers import Stage, content
 
 HELLO = protocol.encode(protocol.Hello(protocol.PROTOCOL_VERSION, "worker", "t", "test"))
@@ -34,7 +35,7 @@ def reply_to(sock: socket.socket, data: bytes) -> protocol.Reply:
 
 def everybody_is_served(stage: Stage) -> None:
     """The proof that nothing was hurt: both protocols still hand out the right bytes."""
-    n_bytes, fd = client.fetch_allocation(stage.path + ".sock", 1)
+    n_bytes, fd = fetch_allocation(stage.path + ".sock", 1)
     assert os.pread(fd, len(content(1)), 0) == content(1)
     assert n_bytes == os.fstat(fd).st_size
     os.close(fd)

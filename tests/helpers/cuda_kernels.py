@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ds4_worker.cuda.compiler import SOURCES, read_sources
-from ds4_worker.cuda.kernels import Launch, Unit
+from ds4_worker.cuda.kernels import KERNELS, Launch, Unit
 
 if TYPE_CHECKING:
     from helpers.cuda_device import DeviceModule
@@ -202,3 +202,9 @@ def _bytes(n_bytes: int) -> npt.NDArray[np.uint8]:
 
 def address(array: npt.NDArray[Any]) -> int:
     return int(array.ctypes.data)
+
+
+def launch(name: str, p: ctypes.Structure, descending: bool = False) -> None:
+    """One kernel with its parameters, over the grid that these ask for."""
+    kernel = KERNELS[name]
+    module_of(Unit(kernel.file)).run(name, p, kernel.launch(p), descending)

@@ -6,7 +6,7 @@ For tests of recipes and executors that need no owner process.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ds4_common.gguf import LogicalModel, Metadata
 from ds4_owner.prepare import prepare_frontend, prepare_model
 
 ALLOCATION = 0
+Build = Callable[..., Bundle]  # of a model that differs by what is given
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ds4_common.native import lib
 from ds4_worker.executor.api import Adjustments, Sampling
-from ds4_worker.executor.cpu import (
+from ds4_worker.executor.records import (
     SAMPLED_RECORD,
     SAMPLING_BYTES,
     TOP_LOGPROBS,

@@ -7,14 +7,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ds4_common.contract import prepared_model_pb2 as pb
 from helpers import owner_processes
 from helpers.brokers import Stage, broker
 from helpers.descriptors import open_fds
+from helpers.prepared import Build, prepare_file
 from helpers.stack import Program
-from helpers.tiny_gguf import write_llama
+from helpers.tiny_gguf import TinyLlama, write_llama
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +59,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     assert open_fds() <= before
     assert set(threading.enumerate()) <= threads
     assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Build:
+    """Prepares a tiny model; keyword arguments are those of TinyLlama."""
+
+    def build(**changes: Any) -> pb.Bundle:
+        return prepare_file(write_llama(tmp_path / "tiny.gguf", TinyLlama(**changes))).bundle
+
+    return build

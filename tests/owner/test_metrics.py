@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ds4_common import client
+from ds4_common import client, line_client
 from ds4_common.errors import AddressInUse, IdentityError, UsageError
 from ds4_owner import cli, metrics
 from ds4_owner.broker import Broker
@@ -104,7 +104,7 @@ def test_leases_and_requests_are_counted_by_role_and_protocol(
         held = scrape(port)
         assert [held["leases", role] for role in ("worker", "reader", "standby")] == [1, 2, 0]
         assert held["connections", ""] == 3
-    _, fd = client.fetch_allocation(f"{manifest}.sock", 0)
+    _, fd = line_client.fetch_allocation(f"{manifest}.sock", 0)
     with open(fd, "rb"):
         after = scrape(port)
     assert after["broker_requests_total", "native"] == before["broker_requests_total", "native"] + 3

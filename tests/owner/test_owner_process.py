@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ds4_common import client
+from ds4_common import client, line_client
 from ds4_common.gguf import GgmlType
 from ds4_common.identity import fingerprint
 from ds4_common.manifest import read_manifest
@@ -79,7 +79,7 @@ def test_the_line_protocol_hands_out_the_bytes_of_the_file(
     data = model.read_bytes()
     assert manifest.broker == str(run / "w.sock")
     for a in manifest.allocations:
-        n_bytes, fd = client.fetch_allocation(manifest.broker, a.id)
+        n_bytes, fd = line_client.fetch_allocation(manifest.broker, a.id)
         try:
             assert n_bytes == a.alloc_bytes
             held = os.pread(fd, a.n_bytes, 0)

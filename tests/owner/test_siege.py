@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ds4_common import client
+from ds4_common import client, line_client
 from ds4_common.errors import OwnerUnavailable
 from helpers import attacker
 from helpers.stack import DEADLINE_SECONDS, Program
@@ -125,7 +125,7 @@ class Besieged:
             for mapping in connection.map_allocations().values():
                 mapping.close()
             connection.blob("tokenizer").close()
-        _, fd = client.fetch_allocation(str(self.manifest) + ".sock", 0)
+        _, fd = line_client.fetch_allocation(str(self.manifest) + ".sock", 0)
         os.close(fd)
 
     def recovers(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 from ds4_common import client, manifest, paths
 from ds4_common.errors import Ds4Error, OwnerUnavailable, UsageError
 from ds4_common.protocol import FileRecord, ModelRecord
+from ds4_common.silence import process_state
 from ds4_owner import report, status
 from helpers.brokers import Stage, broker, broker_process, own_command
 
@@ -188,7 +189,7 @@ def test_an_owner_that_is_gone_already_is_success(folder: Path) -> None:
     said: list[str] = []
     with broker_process(folder / "w") as process:
         process.kill()  # not waited for: a zombie is gone too
-        while manifest.process_state(process.pid) == "running":
+        while process_state(process.pid) == "running":
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert status.stop(str(folder / "w"), said.append) == 0
         process.wait()

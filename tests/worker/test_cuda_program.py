@@ -17,12 +17,13 @@ from ds4_common.contract.lower import lower_image
 from ds4_common.errors import ExecutorFailure, UnsupportedModel
 from ds4_common.gguf import GgmlType
 from ds4_worker.executor.api import KV_DTYPES, MOST_BIASES, ExecutorConfig
-from ds4_worker.executor.cpu import SAMPLED_RECORD, SAMPLING_BYTES, CpuExecutor
+from ds4_worker.executor.cpu import CpuExecutor
 from ds4_worker.executor.cuda_cache import cache_layout, kv_type
 from ds4_worker.executor.cuda_counts import MOST_DRAWN, SEEN_ROOM
 from ds4_worker.executor.cuda_places import NOTE_BYTES, buckets, floats_of
 from ds4_worker.executor.cuda_program import partial_bytes
 from ds4_worker.executor.cuda_rows import fused
+from ds4_worker.executor.records import SAMPLED_RECORD, SAMPLING_BYTES
 from ds4_worker.executor.rope_frequencies import factors_of, frequencies
 from golden import tiny as golden
 from helpers.cuda_executors import BLOCKS, WEIGHTS, places_of, planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 
 import numpy as np
@@ -12,20 +11,14 @@ from hypothesis import strategies as st
 
 from ds4_common.contract.ops import GatedUnit
 from ds4_common.quants.native import library
-from ds4_worker.cuda.kernels import KERNELS, Unit
 from ds4_worker.cuda.parameters import Quantize, RmsNorm, Rope, RopeAngles, Rowwise
-from helpers.cuda_kernels import F32, ON_DEVICE, Memory, address, module_of
+from helpers.cuda_kernels import F32, ON_DEVICE, Memory, address, launch
 from helpers.quant_blocks import bits
 from helpers.vector_table import table
 
 SCALAR = table(0)
 FORMATS = {0: 1, 1: 32, 2: 256}  # activation format -> values of a block
 ORDERS = pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
-
-
-def launch(name: str, p: ctypes.Structure, descending: bool = False) -> None:
-    kernel = KERNELS[name]
-    module_of(Unit(kernel.file)).run(name, p, kernel.launch(p), descending)
 
 
 def wild(rng: np.random.Generator, *shape: int) -> F32:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ds4_worker.cuda.kernels import KERNELS, Unit
 from ds4_worker.cuda.parameters import Count, Sample
 from ds4_worker.executor.api import Adjustments, Sampling
-from ds4_worker.executor.cpu import SAMPLED_RECORD
+from ds4_worker.executor.records import SAMPLED_RECORD
 from helpers.cuda_kernels import Memory, address, module_of
 from helpers.sampling import BAD_ID, NOT_FINITE, NOTHING_ALLOWED, draw
 

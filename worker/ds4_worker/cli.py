@@ -13,85 +13,25 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from ds4_common.errors import Ds4Error, UsageError
 from ds4_common.paths import MANIFEST_VARIABLE
 from ds4_common.protocol import MAX_NAME_CHARS
 from ds4_common.version import version_line
 from ds4_worker import address, flags
-from ds4_worker.config import CudaConfig, EngineConfig, ServerConfig
-from ds4_worker.engine.api import MOST_DRAFTS, Speculate
-from ds4_worker.executor.api import KV_DTYPES
+from ds4_worker.config import ServerConfig
 from ds4_worker.flags import Flag, Group, Options
+from ds4_worker.model_flags import (
+    ENGINE_FLAGS,
+    MODEL_FLAGS,
+    change_folder,
+    engine_config,
+    find_owner,
+    refuse_other_backends,
+)
 
 USAGE = "ds4-server [-m FILE | --manifest FILE] [options]\n       ds4-server --version"
 
-MODEL_FLAGS = Group(
-    "model",
-    (
-        Flag(
-            ("--model", "-m"),
-            "FILE",
-            "GGUF file: served through a private owner, or checked against the manifest's",
-        ),
-        Flag(("--manifest",), "FILE", f"an owner's manifest (default: ${MANIFEST_VARIABLE})"),
-        Flag(
-            ("--owner",),
-            "auto|none|PATH",
-            "private owner of -m: reuse or start one (auto), never (none), or the one with this"
-            " manifest",
-        ),
-        Flag(
-            ("--wait-owner",),
-            "SECONDS",
-            "keep trying this long while no owner listens (default: 0)",
-        ),
-        Flag(("--chdir",), "DIR", "change to this folder first"),
-    ),
-)
-ENGINE_FLAGS = Group(
-    "engine",
-    (
-        Flag(
-            ("--ctx", "-c"),
-            "N",
-            "context per sequence, in tokens (default: the model's, at most 8192)",
-        ),
-        Flag(("--max-seqs", "--batched-session"), "N", "sequences that run at once, 1 to 64"),
-        Flag(("--threads", "-t"), "N", "compute threads (default: one per core)"),
-        Flag(
-            ("--prefill-chunk",), "N", "prompt tokens per step while nobody decodes (default: 512)"
-        ),
-        Flag(("--mixed-prefill-quantum",), "N", "the same while somebody decodes (default: 128)"),
-        Flag(
-            ("--prefix-reuse",),
-            "auto|partial|off",
-            "keep the KV pages of prompts and answers for prompts that begin alike (default: auto)",
-        ),
-        Flag(
-            ("--speculate",),
-            "auto|off|N",
-            "draft next tokens from the sequence's own past: as many as pay, none, or up to N of"
-            " them whenever there are any (default: auto)",
-        ),
-        Flag(("--kv-dtype",), "f16|bf16|f32|q8_0", "type of the KV cache (default: f16)"),
-        Flag(("--cuda",), "", "compute on the CUDA device that the owner (backend vmm) has filled"),
-        Flag(
-            ("--cuda-copy",),
-            "",
-            "with --cuda: copy the weights of an owner in host memory to the device",
-        ),
-        Flag(
-            ("--cuda-cache",),
-            "DIR",
-            "folder of compiled kernels (default: ds4/cubins in $XDG_CACHE_HOME or ~/.cache)",
-        ),
-        Flag(
-            ("--kv-pages",), "N", "KV pages in all (default: enough for every sequence to be full)"
-        ),
-    ),
-)
 HTTP_FLAGS = Group(
     "HTTP",
     (
@@ -175,60 +115,6 @@ ACCEPTED_FLAGS = Group(
     tuple(Flag((name,), "", "") for name in ("--cpu", "--no-update-check", "--warm-weights")),
 )
 GROUPS = (MODEL_FLAGS, ENGINE_FLAGS, HTTP_FLAGS, RESTART_FLAGS, ACCEPTED_FLAGS)
-
-
-def refuse_other_backends(argv: Sequence[str]) -> None:
-    """Published flags that ask for what this build cannot do."""
-    if "--metal" in argv:
-        raise UsageError("this build runs on CPUs and CUDA devices; leave out --metal")
-
-
-def engine_config(
-    options: Options,
-    default_banks: int,
-    environment: Mapping[str, str],
-    *,
-    nvtx: bool = False,
-) -> EngineConfig:
-    return EngineConfig(
-        context_tokens=options.integer("--ctx", 0, 2, 1 << 24) or None,
-        banks=options.integer("--max-seqs", default_banks, 1, 64),
-        threads=options.integer("--threads", 0, 1, 1024),
-        kv_dtype=options.choice("--kv-dtype", KV_DTYPES),
-        pages=options.integer("--kv-pages", 0, 1, 1 << 24),
-        prefill_chunk=options.integer("--prefill-chunk", 512, 1, 8192),
-        live_chunk=options.integer("--mixed-prefill-quantum", 128, 1, 8192),
-        reuse_prefixes=options.choice("--prefix-reuse", ("auto", "partial", "off")) != "off",
-        speculate=speculate(options),
-        nvtx=nvtx,
-        cuda=cuda_config(options, environment),
-    )
-
-
-def cuda_config(options: Options, environment: Mapping[str, str]) -> CudaConfig | None:
-    """None without --cuda. Raises UsageError for flags that need it."""
-    if not options.given("--cuda"):
-        for flag in ("--cuda-copy", "--cuda-cache"):
-            if options.given(flag):
-                raise UsageError(f"{flag} needs --cuda")
-        return None
-    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return CudaConfig(
-        cache=options.text("--cuda-cache") or os.path.join(caches, "ds4", "cubins"),
-        copy=options.given("--cuda-copy"),
-        kernels=environment.get("DS4_CUDA_KERNELS", ""),
-    )
-
-
-def speculate(options: Options) -> Speculate:
-    text = options.text("--speculate") or "auto"
-    if text == "auto":
-        return "auto"
-    if text == "off":
-        return "off"
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_DRAFTS:
-        raise UsageError(f"--speculate: got {text!r}, expected auto, off or 1 to {MOST_DRAFTS}")
-    return int(text)
 
 
 def server_config(argv: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
@@ -324,40 +210,6 @@ def read_api_key(value: str | None) -> str | None:
     if not key:
         raise UsageError(f"--api-key {value}: the file's first line is empty")
     return key
-
-
-def change_folder(folder: str | None) -> None:
-    try:
-        if folder is not None:
-            os.chdir(folder)
-    except OSError as error:
-        raise UsageError(f"--chdir {folder}: {error.strerror}") from error
-
-
-def read_text(path: str) -> str:
-    """A text file that a person named. Raises UsageError."""
-    try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path!r}: {error}") from error
-
-
-def find_owner(
-    manifest: str | None, model: str | None, owner: str, cuda: CudaConfig | None = None
-) -> tuple[str, AbstractContextManager[None]]:
-    """The manifest to attach to, after starting a private owner where one is needed: of device
-    memory for a worker that does not copy. Whoever attaches does so within the context."""
-    if manifest is not None:
-        return os.path.abspath(manifest), nullcontext()
-    if model is None:
-        raise UsageError(
-            f"no model: give -m FILE, or --manifest FILE (or ${MANIFEST_VARIABLE}) of a running "
-            "owner"
-        )
-    from ds4_worker.private_owner import ensure_owner
-
-    return ensure_owner(model, owner, "memfd" if cuda is None or cuda.copy else "vmm")
 
 
 def work(

@@ -7,6 +7,7 @@ until a checker below turns it into a number. All errors are `UsageError`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -145,3 +146,12 @@ def _flag_help(flag: Flag) -> list[str]:
             line = indent
         line += word + " "
     return [*lines, line.rstrip()]
+
+
+def read_text(path: str) -> str:
+    """A text file that a person named. Raises UsageError."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path!r}: {error}") from error

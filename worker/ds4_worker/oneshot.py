@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ds4_common.errors import Ds4Error, UsageError
 from ds4_common.paths import MANIFEST_VARIABLE
 from ds4_common.version import version_line
-from ds4_worker import cli, flags
+from ds4_worker import flags, model_flags
 from ds4_worker.flags import Flag, Group, Options
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ ACCEPTED_FLAGS = Group(
 )
 GROUPS = (
     *(PROMPT_FLAGS, SAMPLING_FLAGS, DUMP_FLAGS),
-    *(cli.MODEL_FLAGS, cli.ENGINE_FLAGS, ACCEPTED_FLAGS),
+    *(model_flags.MODEL_FLAGS, model_flags.ENGINE_FLAGS, ACCEPTED_FLAGS),
 )
 
 
@@ -132,7 +132,7 @@ def check_dumps(options: Options, prompt: str | None) -> None:
 def open_session(options: Options, environment: Mapping[str, str]) -> Session:
     """Attaches, waiting for an owner that is still loading, with its progress on a terminal."""
     decoding = decoding_of(options)
-    config = cli.engine_config(options, 1, environment)
+    config = model_flags.engine_config(options, 1, environment)
     model = options.text("--model")
     named = options.text("--manifest") or environment.get(MANIFEST_VARIABLE) or None
     wait = options.real("--wait-owner", 0, 86400)
@@ -140,7 +140,9 @@ def open_session(options: Options, environment: Mapping[str, str]) -> Session:
     from ds4_worker import loading
     from ds4_worker.session import Session
 
-    manifest, use = cli.find_owner(named, model, options.text("--owner") or "auto", config.cuda)
+    manifest, use = model_flags.find_owner(
+        named, model, options.text("--owner") or "auto", config.cuda
+    )
     with use:
         connection = loading.connect(
             manifest, model, appear_seconds=wait or 0.0, check_fingerprint=check
@@ -199,7 +201,7 @@ def find_prompt(options: Options) -> str | None:
     if prompt is not None and file is not None:
         raise UsageError("--prompt and --prompt-file: give one of them")
     if file is not None:
-        prompt = cli.read_text(file)
+        prompt = flags.read_text(file)
     elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():
@@ -228,9 +230,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments == ["--version"]:
             print(version_line("ds4"))
             return 0
-        cli.refuse_other_backends(arguments)
+        model_flags.refuse_other_backends(arguments)
         options = flags.parse(arguments, GROUPS)
-        cli.change_folder(options.text("--chdir"))
+        model_flags.change_folder(options.text("--chdir"))
         thinking = thinking_of(options)
         prompt = find_prompt(options)
         check_dumps(options, prompt)

@@ -15,7 +15,7 @@ from types import ModuleType
 import msgspec
 
 from ds4_common.errors import RequestError, UsageError
-from ds4_worker import cli
+from ds4_worker import flags
 from ds4_worker.display import Display
 from ds4_worker.http.conversation import Thinking, Turn
 from ds4_worker.session import Session
@@ -81,7 +81,7 @@ class Talk:
         if word in THINKING:
             self._think(word)
         elif word == "/read":
-            return cli.read_text(rest)
+            return flags.read_text(rest)
         elif word == "/save":
             save(rest, [*self._system, *self.turns])
             print(f"saved {len(self.turns)} messages to {rest}")

@@ -16,6 +16,7 @@ import msgspec
 from ds4_common import manifest as manifests
 from ds4_common import paths
 from ds4_common.errors import ManifestError, OwnerUnavailable, UsageError
+from ds4_common.silence import process_state
 from ds4_owner import cli, report
 from ds4_owner.config import OwnerConfig
 from ds4_owner.replace import commands, processes
@@ -157,7 +158,7 @@ def _ask(manifest: str, notes: list[str]) -> report.Report | None:
             else:
                 notes.append(f"no owner at {manifest}: nothing to stop")
             return None
-        if manifests.process_state(pid) == "running":
+        if process_state(pid) == "running":
             raise OwnerUnavailable(
                 f"{silence}. Process {pid} lives and does not answer: if it is that owner, end it"
                 f" (ds4-weight-server stop --manifest {manifest}); if not, remove {manifest}"

@@ -1,8 +1,8 @@
 """The CPU executor: packs a step into preallocated buffers and makes one native call.
 
-Owns: the ctypes face of native/exec.h, the buffers of one engine, and turning its error messages
-into exceptions. Refuses: any per-element work, and steps the engine refuses (`StepRefused`, nothing
-was touched). Imports neither numpy nor protobuf. Single-threaded: the engine thread is the caller.
+Owns: the buffers of one engine, and turning its error messages into exceptions. Refuses: any
+per-element work, and steps the engine refuses (`StepRefused`, nothing was touched). Imports neither
+numpy nor protobuf. Single-threaded: the engine thread is the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from ds4_common.contract import image as image_format
 from ds4_common.errors import ExecutorFailure, NativeLibraryError, StepRefused
-from ds4_common.native import buffers, lib
+from ds4_common.native import buffers
 from ds4_worker.executor.api import (
     MOST_DRAFTS,
     ExecutorConfig,
@@ -24,30 +24,29 @@ from ds4_worker.executor.api import (
     Slice,
     WindowPages,
 )
+from ds4_worker.executor.records import (
+    SAMPLED_RECORD,
+    SAMPLING_BYTES,
+    SLICE_RECORD,
+    Allocation,
+    History,
+    Info,
+    OpenConfig,
+    engine_library,
+    pack_sampling,
+    read_sampled,
+)
 
 # A buffer, or (address, bytes) that the caller keeps mapped.
 MemorySource = memoryview | tuple[int, int]
 
-TOP_LOGPROBS = 20  # most alternatives per token; native/sampler.h DS4_TOP_LOGPROBS
 _ISAS = {"auto": -1, "scalar": 0, "avx2": 1, "neon": 2, "avx512": 3, "amx": 4}
 _KV_DTYPES = {"f16": 0, "f32": 1, "bf16": 2, "q8_0": 3}  # native/kv.h
-SLICE_RECORD = struct.Struct("<5i")
-DRAW_RECORD = struct.Struct("<fffiQQQii")
-ADJUST_RECORD = struct.Struct("<QQIIfff4x")
-SAMPLING_BYTES = DRAW_RECORD.size + ADJUST_RECORD.size  # the two, one after the other
-_NO_ADJUSTMENTS = bytes(ADJUST_RECORD.size)
-DRAWN_RECORD = struct.Struct("<ii")  # how a ds4_sampled begins: token, status
-SAMPLED_RECORD = struct.Struct(f"<iifi{TOP_LOGPROBS}i{TOP_LOGPROBS}f")
 _SECTION_KINDS = (  # native/image.h, and the last two
     "rows", "matmul", "attend", "experts", "compress", "index", "attend_rows", "sample", "around",
 )  # fmt: skip
 _REFUSED = 1  # native/exec.h DS4_STEP_REFUSED
 _ALL_ROWS, _SAMPLE_ROWS = 1, 2  # native/exec.h DS4_STEP_ALL_ROWS, DS4_STEP_SAMPLE_ROWS
-_SAMPLE_ERRORS = {
-    1: "the model's logits are not finite",
-    2: "biases and grammar together allow no token",
-    3: "a bias, a penalty or a forced token names an id outside the vocabulary",
-}
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -59,48 +58,6 @@ class Spent(msgspec.Struct, frozen=True):
     seconds: float
     busy_seconds: float
     work_seconds: float
-
-
-class _Allocation(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_uint64), ("data", ctypes.c_void_p), ("n_bytes", ctypes.c_uint64))
-
-
-class _OpenConfig(ctypes.Structure):
-    _fields_ = (
-        ("image", ctypes.c_void_p),
-        ("image_bytes", ctypes.c_uint64),
-        ("abi", ctypes.c_uint64),
-        ("allocations", ctypes.c_void_p),
-        ("n_allocations", ctypes.c_uint32),
-        ("threads", ctypes.c_uint32),
-        ("banks", ctypes.c_uint32),
-        ("context_tokens", ctypes.c_uint32),
-        ("pages", ctypes.c_uint32),
-        ("batch_tokens", ctypes.c_uint32),
-        ("batch_outputs", ctypes.c_uint32),
-        ("kv_type", ctypes.c_uint32),
-        ("isa", ctypes.c_int32),
-    )
-
-
-_INFO_COUNTS = (
-    "vocabulary", "page_tokens", "pages_per_bank", "threads", "isa", "sections",
-    "struct_bytes", "logits_stride", "forward_only", "histories", "rewinds",
-)  # fmt: skip
-
-
-class _Info(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint32) for name in _INFO_COUNTS)
-
-
-class _History(ctypes.Structure):
-    _fields_ = (
-        ("window", ctypes.c_uint32),
-        ("pages", ctypes.c_uint32),
-        ("most", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("page_bytes", ctypes.c_uint64),
-    )
 
 
 class _Pinned:
@@ -122,29 +79,6 @@ class _Pinned:
             self._views.pop().release()
 
 
-def _declare(library: ctypes.CDLL) -> None:
-    pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
-    library.ds4_engine_open.argtypes = [pointer, pointer, ctypes.c_char_p, ctypes.c_size_t]
-    library.ds4_engine_open.restype = ctypes.c_int
-    library.ds4_engine_close.argtypes, library.ds4_engine_close.restype = [pointer], None
-    library.ds4_engine_info.argtypes, library.ds4_engine_info.restype = [pointer, pointer], None
-    library.ds4_engine_history.argtypes = [pointer, u32, pointer]
-    library.ds4_engine_history.restype = None
-    library.ds4_engine_step.argtypes = [pointer, u32, u32, u32]
-    library.ds4_engine_step.restype = ctypes.c_int
-    i32 = ctypes.c_int32
-    library.ds4_engine_copy_page.argtypes = [pointer, u32, i32, i32, i32]
-    library.ds4_engine_copy_page.restype = ctypes.c_int
-    for name in ("error", "page_table", "slices", "tokens", "samplings", "sampled", "logits"):
-        function = getattr(library, f"ds4_engine_{name}")
-        function.argtypes = [pointer]
-        function.restype = ctypes.c_char_p if name == "error" else pointer
-    library.ds4_engine_allocations.argtypes = [pointer]
-    library.ds4_engine_allocations.restype = ctypes.c_uint64
-    library.ds4_engine_profile.argtypes = [pointer, ctypes.c_int, pointer, pointer]
-    library.ds4_engine_profile.restype = None
-
-
 class CpuExecutor:
     """Runs a CPU image over the weights of `allocations` (id -> memory, read-only is enough).
 
@@ -160,8 +94,7 @@ class CpuExecutor:
     ) -> None:
         self._engine = ctypes.c_void_p()
         self._pinned = _Pinned()
-        self._library = lib.load()
-        _declare(self._library)
+        self._library = engine_library()
         self._map_nothing()
         try:
             self._open(image, allocations, config)
@@ -175,12 +108,12 @@ class CpuExecutor:
         allocations: Mapping[int, MemorySource],
         config: ExecutorConfig,
     ) -> None:
-        table = (_Allocation * max(1, len(allocations)))()
+        table = (Allocation * max(1, len(allocations)))()
         for entry, (id_, source) in zip(table, allocations.items(), strict=False):
             entry.id = id_
             entry.data, entry.n_bytes = self._pinned.address(source)
         address, n_bytes = self._pinned.address(image)
-        native = _OpenConfig(
+        native = OpenConfig(
             image=address,
             image_bytes=n_bytes,
             abi=image_format.image_abi(),
@@ -200,7 +133,7 @@ class CpuExecutor:
             ctypes.byref(native), ctypes.byref(self._engine), error, len(error)
         ):
             raise ExecutorFailure(f"CPU executor: {error.value.decode(errors='replace')}")
-        info = _Info()
+        info = Info()
         self._library.ds4_engine_info(self._engine, ctypes.byref(info))
         if info.struct_bytes != SLICE_RECORD.size + SAMPLING_BYTES + SAMPLED_RECORD.size:
             raise NativeLibraryError(
@@ -226,7 +159,7 @@ class CpuExecutor:
     def _histories(self, count: int) -> list[WindowPages]:
         found = []
         for history in range(count):
-            facts = _History()
+            facts = History()
             self._library.ds4_engine_history(self._engine, history, ctypes.byref(facts))
             found.append(WindowPages(facts.window, facts.pages, facts.most, facts.page_bytes))
         return found
@@ -423,37 +356,6 @@ class CpuExecutor:
 
     def _result(self, row: int, sample: Sampling) -> Sampled:
         return read_sampled(self._sampled, row * SAMPLED_RECORD.size, sample)
-
-
-def read_sampled(sampled: memoryview, offset: int, sample: Sampling) -> Sampled:
-    """Reads a ds4_sampled."""
-    token, status = DRAWN_RECORD.unpack_from(sampled, offset)
-    if status:
-        return Sampled(token=-1, error=_SAMPLE_ERRORS[status])
-    if sample.logprobs < 0:
-        return Sampled(token)
-    fields = SAMPLED_RECORD.unpack_from(sampled, offset)
-    logprob, n_top = fields[2:4]
-    ids = fields[4 : 4 + n_top]
-    values = fields[4 + TOP_LOGPROBS : 4 + TOP_LOGPROBS + n_top]
-    return Sampled(token, logprob, list(zip(ids, values, strict=True)))
-
-
-def pack_sampling(target: memoryview, offset: int, sample: Sampling) -> None:
-    """Writes a ds4_sampling."""
-    DRAW_RECORD.pack_into(
-        target, offset, sample.temperature, sample.top_p, sample.min_p, sample.top_k,
-        sample.seed & 0xFFFFFFFFFFFFFFFF, sample.index, sample.mask,
-        min(sample.logprobs, TOP_LOGPROBS), sample.forced,
-    )  # fmt: skip
-    change, offset = sample.adjust, offset + DRAW_RECORD.size
-    if change is None:
-        target[offset : offset + ADJUST_RECORD.size] = _NO_ADJUSTMENTS
-        return
-    ADJUST_RECORD.pack_into(
-        target, offset, change.biases, change.seen, change.n_biases,
-        change.n_seen, change.repetition, change.frequency, change.presence,
-    )  # fmt: skip
 
 
 def _choice(field: str, got: str, choices: Mapping[str, int]) -> int:

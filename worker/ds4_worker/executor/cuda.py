@@ -31,7 +31,6 @@ from ds4_worker.executor.api import (
     Slice,
     WindowPages,
 )
-from ds4_worker.executor.cpu import SAMPLED_RECORD
 from ds4_worker.executor.cuda_cache import kv_type as kv_type_of
 from ds4_worker.executor.cuda_code import Code, Functions
 from ds4_worker.executor.cuda_counts import Book, Note, parts_ahead
@@ -40,6 +39,7 @@ from ds4_worker.executor.cuda_places import Addresses, Turn, buckets, ones_of
 from ds4_worker.executor.cuda_program import Program, count_launch, draw_launch, partial_bytes
 from ds4_worker.executor.cuda_rows import Planned
 from ds4_worker.executor.cuda_vectors import check_allocations, read_vectors
+from ds4_worker.executor.records import SAMPLED_RECORD
 from ds4_worker.executor.step_checks import StepChecks, StepLimits
 
 FRAMES = 2  # steps under way at once

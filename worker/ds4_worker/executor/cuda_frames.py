@@ -27,9 +27,9 @@ from ds4_worker.executor.api import (
     Sampling,
     Slice,
 )
-from ds4_worker.executor.cpu import SAMPLED_RECORD, SAMPLING_BYTES, pack_sampling, read_sampled
 from ds4_worker.executor.cuda_counts import Note, counts
 from ds4_worker.executor.cuda_places import NOTE_BYTES, Places
+from ds4_worker.executor.records import SAMPLED_RECORD, SAMPLING_BYTES, pack_sampling, read_sampled
 from ds4_worker.executor.step_rewinds import Noted
 
 _LIVE = struct.Struct("<2i")

@@ -18,7 +18,6 @@ import msgspec
 from ds4_common.errors import GrammarError, GrammarUntried, RequestError
 from ds4_worker.engine.api import Grammar
 from ds4_worker.grammar.source import ANSWER, answer_grammar, whole_answer
-from ds4_worker.grammar.trial import Trial
 from ds4_worker.http import tool_prompt
 from ds4_worker.http.conversation import Constraint, Decoding
 from ds4_worker.http.model import ServedModel
@@ -26,6 +25,7 @@ from ds4_worker.http.model import ServedModel
 if TYPE_CHECKING:
     from ds4_worker.grammar.compiler import Compiler
     from ds4_worker.grammar.kept import GrammarStats
+    from ds4_worker.grammar.trial import Trial
 
 _REFUSALS = 64
 
@@ -187,6 +187,8 @@ class GrammarService:
     async def compile(self, wanted: Wanted, model: ServedModel) -> Grammar:
         """Raises RequestError: 400 with the library's message, 501 without the library, 503 where
         the machine cannot try it now."""
+        from ds4_worker.grammar.trial import Trial  # no part of starting
+
         trial = Trial()
         try:
             async with self._turn:
