@@ -113,7 +113,6 @@ def test_every_cache_type_gives_one_result_whatever_happens_around(
     assert (np.array(parts[1], np.float32) == rows[33:90]).all()
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0"])
 def test_a_page_takes_the_bytes_of_its_type(tiny: Prepared) -> None:
     taken = {}
     for kv_dtype in KV_DTYPES:

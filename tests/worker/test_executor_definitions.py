@@ -82,6 +82,7 @@ def test_quantized_weights_stay_near_the_reference(tmp_path: Path) -> None:
     assert float(np.abs(got - exact).mean()) < 0.02 * spread  # 8-bit activations
 
 
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0"])
 def test_the_cache_rounds_as_the_reference_does(tmp_path: Path, kv_dtype: str) -> None:
     spec = TinyLlama(
         head_dim=32, n_heads=4, weights=(GgmlType.F32,), embedding=GgmlType.F32, output=GgmlType.F32
