@@ -47,7 +47,11 @@ def start_helper(*arguments: str) -> Program:
 
 def start_stuck(step: str, model: Path, run: Path, *more: str) -> tuple[Program, int, int]:
     """An owner whose loader waits at `step`; its process, the loader's pid and a pidfd of it."""
-    program = start_helper(step, *flags(model, run, *more))
+    return stuck(step, start_helper(step, *flags(model, run, *more)))
+
+
+def stuck(step: str, program: Program) -> tuple[Program, int, int]:
+    """The same for an owner that was started."""
     line = program.wait_for(f"stuck at {step} pid ")
     pid = int(line.rpartition(" ")[2])
     return program, pid, os.pidfd_open(pid)

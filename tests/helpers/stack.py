@@ -134,9 +134,12 @@ def owner(model: Path, run: Path, *flags: str, **environment: str) -> Iterator[P
 
 
 @contextmanager
-def worker(manifest: Path, at: int | Path, *flags: str, **environment: str) -> Iterator[Program]:
-    """A worker process that answers /health with 200, at a port or a Unix socket."""
-    where = ("--port", str(at)) if isinstance(at, int) else ("--host", f"unix:{at}")
+def worker(
+    manifest: Path, at: int | Path | str, *flags: str, **environment: str
+) -> Iterator[Program]:
+    """A worker process that answers /health with 200, at a port, a Unix socket, or as --host."""
+    host = f"unix:{at}" if isinstance(at, Path) else str(at)
+    where = ("--port", str(at)) if isinstance(at, int) else ("--host", host)
     program = Program.start(
         "ds4_worker.cli", "--manifest", str(manifest), *where, *flags, **environment
     )

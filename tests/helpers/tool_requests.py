@@ -40,6 +40,14 @@ def scripted(*answers: str, **model: Any) -> Iterator[FakeServer]:
         yield server
 
 
+def ask(server: FakeServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The reply to what has to be answered."""
+    status, reply = server.request("POST", path, body)
+    assert status == 200, reply
+    assert isinstance(reply, dict)
+    return reply
+
+
 def prompt_of(server: FakeServer, body: dict[str, Any]) -> str:
     status, reply = server.request("POST", CHAT, {**body, "return_token_ids": True})
     assert status == 200, reply

@@ -55,3 +55,11 @@ def owner(shards: list[Path], run_folder: Path) -> Iterator[stack.Program]:
 def manifest(owner: stack.Program, run_folder: Path) -> Path:
     assert owner.process.poll() is None
     return run_folder / "w"
+
+
+@pytest.fixture(scope="module")
+def port(manifest: Path) -> Iterator[int]:
+    """Of a worker that calls its model "local" and wants the key "k"."""
+    port = stack.free_port()
+    with stack.worker(manifest, port, "--api-key", "k", "--served-id", "local", "--ctx", "512"):
+        yield port

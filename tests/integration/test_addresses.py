@@ -7,8 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,29 +25,17 @@ def complete(connection: http.client.HTTPConnection, *, stream: bool = False) ->
     return response.read()
 
 
-@contextmanager
-def serving(manifest: Path, *flags: str) -> Iterator[stack.Program]:
-    """A ready worker at an address of the test's choice."""
-    program = stack.Program.start("ds4_worker.cli", "--manifest", str(manifest), *flags)
-    try:
-        program.wait_for("ready")
-        yield program
-    finally:
-        if program.process.poll() is None:
-            program.stop(signal.SIGKILL)
-
-
 def test_a_worker_serves_a_private_unix_socket_and_the_next_one_takes_it_over(
     manifest: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "http.sock"
-    with serving(manifest, "--host", f"unix:{path}") as old:
+    with stack.worker(manifest, f"unix:{path}") as old:
         assert old.wait_for("ready").split()[2] == f"unix:{path}"
         assert os.stat(path).st_mode & 0o777 == 0o600
         client = UnixConnection(path)
         assert b'"usage"' in complete(client)
         assert complete(client, stream=True).endswith(b"data: [DONE]\n\n")
-        with serving(manifest, "--host", str(path)) as new:
+        with stack.worker(manifest, str(path)) as new:
             assert old.wait() == 0
             kept = client.sock
             assert b'"usage"' in complete(client)
@@ -65,7 +52,7 @@ def test_a_client_of_a_unix_socket_goes_on_after_its_worker_was_killed(
 ) -> None:
     path = tmp_path / "http.sock"
     with (
-        serving(manifest, "--host", str(path)) as old,
+        stack.worker(manifest, str(path)) as old,
         closing(UnixConnection(path)) as client,
         closing(UnixConnection(path)) as waiting,
         closing(UnixConnection(path)) as other,
@@ -77,7 +64,7 @@ def test_a_client_of_a_unix_socket_goes_on_after_its_worker_was_killed(
         client.request("POST", "/v1/completions", json.dumps(GREEDY))
         waiting.request("POST", "/v1/completions", json.dumps(GREEDY))
         old.stop(signal.SIGKILL)
-        with serving(manifest, "--host", str(path)) as new:
+        with stack.worker(manifest, str(path)) as new:
             for connection in (client, waiting):
                 assert connection.getresponse().status == 200
             assert client.sock is kept
@@ -90,8 +77,7 @@ def test_a_client_of_a_unix_socket_that_goes_away_is_noticed(
     manifest: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "http.sock"
-    flags = ("--host", str(path), "--max-seqs", "1", "--max-queue", "0")
-    with serving(manifest, *flags) as worker:
+    with stack.worker(manifest, path, "--max-seqs", "1", "--max-queue", "0") as worker:
         leaver = UnixConnection(path)
         body = {**GREEDY, "max_tokens": 4000, "ignore_eos": True, "stream": True}
         leaver.request("POST", "/v1/completions", json.dumps(body))
@@ -114,10 +100,8 @@ def test_a_worker_serves_ipv6(manifest: Path, form: str) -> None:
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))
         port = probe.getsockname()[1]
-    flags: tuple[str, ...] = ("--host", form.format(port=port))
-    if "port" not in form:
-        flags = (*flags, "--port", str(port))
-    with serving(manifest, *flags) as worker:
+    flags = () if "port" in form else ("--port", str(port))
+    with stack.worker(manifest, form.format(port=port), *flags) as worker:
         assert worker.wait_for("ready").split()[2] == f"http://[::1]:{port}"
         client = http.client.HTTPConnection("::1", port, timeout=stack.DEADLINE_SECONDS)
         assert b'"usage"' in complete(client)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import anthropic
 import openai
@@ -13,19 +12,10 @@ from anthropic import Anthropic, AsyncAnthropic
 from anthropic.types import MessageParam
 from openai import AsyncOpenAI, OpenAI
 
-from helpers import stack
-
 HELLO: list[MessageParam] = [{"role": "user", "content": "Hello"}]
 ANSWER = "Hello! How can I assist you today?"
 GREEDY = {"temperature": 0}  # a parameter that newer clients lack
 PROMPT_TOKENS, ANSWER_TOKENS = 31, 10
-
-
-@pytest.fixture(scope="module")
-def port(manifest: Path) -> Iterator[int]:
-    port = stack.free_port()
-    with stack.worker(manifest, port, "--api-key", "k", "--served-id", "local", "--ctx", "512"):
-        yield port
 
 
 @pytest.fixture

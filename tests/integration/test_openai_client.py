@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,13 +14,6 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from helpers import stack
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture(scope="module")
-def port(manifest: Path) -> Iterator[int]:
-    port = stack.free_port()
-    with stack.worker(manifest, port, "--api-key", "k", "--served-id", "local", "--ctx", "512"):
-        yield port
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ The stand-in counts device memory over all processes alive, so "nothing" is exac
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from ds4_common import client
 from helpers import cuda_stand_in
 from helpers.device_stack import Device, device, every_kind, owner_flags
+from helpers.owner_processes import stuck, wait_gone
 from helpers.service_manager import ServiceManager, service_manager
 from helpers.stack import DEADLINE_SECONDS, Program
 from helpers.stuck_owner import DEVICE_STEPS
@@ -37,15 +37,7 @@ def discrete() -> Iterator[Device]:
 
 def start_stuck(step: str, on: Device, kinds: Path, run: Path) -> tuple[Program, int, int]:
     """An owner whose loader waits at `step`; the loader's pid and a pidfd of it."""
-    program = on.launch("helpers.stuck_owner", step, *owner_flags(kinds, run))
-    line = program.wait_for(f"stuck at {step} pid ")
-    pid = int(line.rpartition(" ")[2])
-    return program, pid, os.pidfd_open(pid)
-
-
-def wait_gone(pidfd: int) -> None:
-    assert select.select([pidfd], [], [], DEADLINE_SECONDS)[0], "the process is still there"
-    os.close(pidfd)
+    return stuck(step, on.launch("helpers.stuck_owner", step, *owner_flags(kinds, run)))
 
 
 # The loader

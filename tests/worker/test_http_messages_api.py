@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from helpers.fake_model import ByteTokenizer
 from helpers.fake_server import FakeServer, fake_server, read_all
 from helpers.gate import Gate
 from helpers.scripted import Script, tokens, tool_model
+from helpers.tool_requests import ask, scripted
 
 PATH = "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -29,19 +28,6 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Bern"}}\n</tool
 
 def user(*content: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(content)}
-
-
-@contextmanager
-def scripted(*answers: str, **model: Any) -> Iterator[FakeServer]:
-    with fake_server(Script(*answers), model=tool_model(**model)) as server:
-        yield server
-
-
-def ask(server: FakeServer, body: dict[str, Any]) -> dict[str, Any]:
-    status, reply = server.request("POST", PATH, body)
-    assert status == 200, reply
-    assert isinstance(reply, dict)
-    return reply
 
 
 def stream(server: FakeServer, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -72,7 +58,7 @@ def refused(server: FakeServer, body: object, path: str = PATH) -> tuple[int, di
 def test_a_message_has_blocks_a_reason_and_usage() -> None:
     said = f"hm</think>I look.\n\n{CALL}"
     with scripted(said) as server:
-        reply = ask(server, {**ASK, "tools": [WEATHER], "model": "fake"})
+        reply = ask(server, PATH, {**ASK, "tools": [WEATHER], "model": "fake"})
     text = "[tools]"  # the rendered prompt begins so; its length is the usage
     assert reply["usage"]["cache_creation_input_tokens"] > len(text)
     assert reply["usage"]["input_tokens"] == reply["usage"]["cache_read_input_tokens"] == 0
@@ -91,7 +77,7 @@ def test_a_stream_gives_the_same_message() -> None:
     body = {**ASK, "tools": [WEATHER]}
     with scripted(f"hm</think>I look.\n\n{CALL}") as server:
         events = stream(server, body)
-        whole = ask(server, body)
+        whole = ask(server, PATH, body)
     assert events[0]["type"] == "message_start"
     assert [e["type"] for e in events[-2:]] == ["message_delta", "message_stop"]
     started, again = events[0]["message"]["usage"], whole["usage"]
@@ -117,7 +103,7 @@ def test_the_history_of_a_tool_loop_reaches_the_template() -> None:
             {"role": "assistant", "content": [thought, {"type": "text", "text": "I look."}, used]},
             {"role": "user", "content": [result]},
         ]
-        ask(server, {**ASK, "messages": history, "tools": [WEATHER], "system": "brief"})
+        ask(server, PATH, {**ASK, "messages": history, "tools": [WEATHER], "system": "brief"})
         prompt = prompt_of(server)
     head, _, rest = prompt.partition("[end]")
     assert json.loads(head.removeprefix("[tools]"))["function"]["parameters"] == SCHEMA
@@ -140,20 +126,20 @@ def test_the_history_of_a_tool_loop_reaches_the_template() -> None:
 )
 def test_thinking_is_switched_in_the_apis_own_ways(fields: dict[str, Any], end: str) -> None:
     with scripted("a</think>b") as server:
-        ask(server, {**ASK, **fields})
+        ask(server, PATH, {**ASK, **fields})
         assert prompt_of(server).endswith("[assistant]" + end)
 
 
 def test_a_stop_sequence_is_reported() -> None:
     with scripted("x</think>abcENDdef") as server:
-        reply = ask(server, {**ASK, "stop_sequences": ["END", "nope"]})
+        reply = ask(server, PATH, {**ASK, "stop_sequences": ["END", "nope"]})
     assert reply["content"][-1]["text"] == "abc"
     assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "END")
 
 
 def test_an_output_limit_is_reported() -> None:
     with scripted("x</think>abcdef") as server:
-        reply = ask(server, {**ASK, "max_tokens": 5})
+        reply = ask(server, PATH, {**ASK, "max_tokens": 5})
     assert (reply["stop_reason"], reply["usage"]["output_tokens"]) == ("max_tokens", 5)
 
 
@@ -162,7 +148,7 @@ def test_counting_tokens_counts_what_a_message_would_send() -> None:
     with scripted("a</think>b") as server:
         status, counted = server.request("POST", f"{PATH}/count_tokens", body)
         assert status == 200
-        usage = ask(server, body)["usage"]
+        usage = ask(server, PATH, body)["usage"]
         long = {"messages": [{"role": "user", "content": "x" * 5000}]}
         assert server.request("POST", f"{PATH}/count_tokens", long)[1]["input_tokens"] > 5000
     assert counted == {"input_tokens": usage["cache_creation_input_tokens"]}
@@ -257,10 +243,10 @@ def test_a_silent_stream_is_kept_alive_by_pings() -> None:
 def test_what_was_sampled_is_replayed_by_the_ids_of_its_calls() -> None:
     tools = {**ASK, "tools": [WEATHER]}
     with scripted(f"hm</think>{CALL}", "</think>done") as server:
-        first = ask(server, tools)
+        first = ask(server, PATH, tools)
         result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"], "content": "1"}
         turns = [{"role": "assistant", "content": first["content"]}, user(result)]
-        ask(server, {**tools, "messages": [*ASK["messages"], *turns]})
+        ask(server, PATH, {**tools, "messages": [*ASK["messages"], *turns]})
         assert CALL in prompt_of(server)  # with its two spaces
 
 
@@ -289,7 +275,7 @@ def test_a_failure_in_a_stream_is_one_error_event_at_its_end() -> None:
 def test_an_answer_that_the_client_began_goes_on() -> None:
     history = [*ASK["messages"], {"role": "assistant", "content": "The answer is"}]
     with scripted(" 4") as server:
-        reply = ask(server, {**ASK, "messages": history, "thinking": False})
+        reply = ask(server, PATH, {**ASK, "messages": history, "thinking": False})
         assert prompt_of(server).endswith("[assistant]The answer is")
         assert reply["content"] == [{"type": "text", "text": " 4"}]
         used = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}

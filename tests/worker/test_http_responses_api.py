@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from helpers.fake_model import ByteTokenizer
-from helpers.fake_server import FakeServer, fake_server
-from helpers.scripted import Script, tokens, tool_model
+from helpers.fake_server import FakeServer
+from helpers.scripted import tokens
+from helpers.tool_requests import ask, scripted
 
 PATH = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -19,19 +18,6 @@ WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict"
 ASK: dict[str, Any] = {"input": "hi", "temperature": 0}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Bern"}}\n</tool_call>'
 SHOWN = {"reasoning": {"summary": "auto"}}
-
-
-@contextmanager
-def scripted(*answers: str, **model: Any) -> Iterator[FakeServer]:
-    with fake_server(Script(*answers), model=tool_model(**model)) as server:
-        yield server
-
-
-def ask(server: FakeServer, body: dict[str, Any]) -> dict[str, Any]:
-    status, reply = server.request("POST", PATH, body)
-    assert status == 200, reply
-    assert isinstance(reply, dict)
-    return reply
 
 
 def prompt_of(server: FakeServer) -> str:
@@ -44,7 +30,7 @@ def test_a_response_repeats_the_request_and_holds_the_output() -> None:
     with scripted(said) as server:
         fields = {"instructions": "brief", "metadata": {"a": "b"}, "store": True, "user": "me"}
         reply = ask(
-            server, {**ASK, **SHOWN, **fields, "tools": [WEATHER], "max_output_tokens": 500}
+            server, PATH, {**ASK, **SHOWN, **fields, "tools": [WEATHER], "max_output_tokens": 500}
         )
         prompt = prompt_of(server)
     assert reply["id"].startswith("resp_")
@@ -95,7 +81,7 @@ def test_a_stream_ends_with_the_same_response_and_without_done() -> None:
     body = {**ASK, **SHOWN, "tools": [WEATHER]}
     with scripted(f"hm</think>I look.\n\n{CALL}") as server:
         status, text = server.request("POST", PATH, {**body, "stream": True})
-        whole = ask(server, body)
+        whole = ask(server, PATH, body)
     assert status == 200
     blocks = [block.split("\n") for block in text.strip().split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
@@ -132,7 +118,7 @@ def test_the_history_of_a_tool_loop_reaches_the_template() -> None:
             },
             {"type": "function_call_output", "call_id": "call_1", "output": "20 C"},
         ]
-        reply = ask(server, {**ASK, "input": history, "tools": [WEATHER]})
+        reply = ask(server, PATH, {**ASK, "input": history, "tools": [WEATHER]})
         prompt = prompt_of(server)
     assert "[user]hi[end][assistant]<think>so</think><tool_call>" in prompt
     assert prompt.endswith("[tool]20 C[end][assistant]<think>")
@@ -141,11 +127,11 @@ def test_the_history_of_a_tool_loop_reaches_the_template() -> None:
 
 def test_what_was_sampled_is_replayed_by_the_ids_of_its_calls() -> None:
     with scripted(f"hm</think>{CALL}", "</think>done") as server:
-        first = ask(server, {**ASK, "tools": [WEATHER]})
+        first = ask(server, PATH, {**ASK, "tools": [WEATHER]})
         (call,) = first["output"]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
         history = [{"role": "user", "content": "hi"}, call, output]
-        ask(server, {**ASK, "input": history, "tools": [WEATHER]})
+        ask(server, PATH, {**ASK, "input": history, "tools": [WEATHER]})
         assert CALL in prompt_of(server)  # with its two spaces
 
 
@@ -153,7 +139,9 @@ def test_tools_of_a_namespace_are_called_by_their_names_in_it() -> None:
     space = {"type": "namespace", "name": "wea", "description": "d"}
     inner = {"type": "function", "name": "ther", "parameters": SCHEMA}
     with scripted(f"</think>{CALL}") as server:
-        reply = ask(server, {**ASK, "tools": [{**space, "tools": [inner]}, {"type": "web_search"}]})
+        reply = ask(
+            server, PATH, {**ASK, "tools": [{**space, "tools": [inner]}, {"type": "web_search"}]}
+        )
         assert prompt_of(server).count('"name": "weather"') == 1
     (call,) = reply["output"]
     assert (call["namespace"], call["name"]) == ("wea", "ther")
@@ -170,13 +158,13 @@ def test_tools_of_a_namespace_are_called_by_their_names_in_it() -> None:
 )
 def test_an_effort_controls_thinking(fields: dict[str, Any], end: str) -> None:
     with scripted("a</think>b") as server:
-        ask(server, {**ASK, **fields})
+        ask(server, PATH, {**ASK, **fields})
         assert prompt_of(server).endswith("[assistant]" + end)
 
 
 def test_an_output_limit_makes_the_response_incomplete() -> None:
     with scripted("x</think>abcdef") as server:
-        reply = ask(server, {**ASK, "max_output_tokens": 5})
+        reply = ask(server, PATH, {**ASK, "max_output_tokens": 5})
         assert reply["status"] == "incomplete"
         assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
         assert reply["output"][0]["content"][0]["text"] == "abc"
@@ -187,7 +175,7 @@ def test_an_output_limit_makes_the_response_incomplete() -> None:
 def test_logprobs_belong_to_the_text_whole_and_streamed() -> None:
     body = {**ASK, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
     with scripted("hm</think>abc") as server:
-        whole = ask(server, body)["output"][0]["content"][0]
+        whole = ask(server, PATH, body)["output"][0]["content"][0]
         events = server.events(PATH, body)
     assert "".join(item["token"] for item in whole["logprobs"]) == whole["text"] == "abc"
     assert all(len(item["top_logprobs"]) == 2 for item in whole["logprobs"])
@@ -199,11 +187,11 @@ def test_logprobs_belong_to_the_text_whole_and_streamed() -> None:
 
 def test_no_tool_is_offered_where_none_is_to_be_chosen() -> None:
     with scripted("</think>b") as server:
-        ask(server, {**ASK, "tools": [WEATHER], "tool_choice": "none"})
+        ask(server, PATH, {**ASK, "tools": [WEATHER], "tool_choice": "none"})
         assert "[tools]" not in prompt_of(server)
         other = {**WEATHER, "name": "time"}
         allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "time"}]}
-        ask(server, {**ASK, "tools": [WEATHER, other], "tool_choice": allowed})
+        ask(server, PATH, {**ASK, "tools": [WEATHER, other], "tool_choice": allowed})
         assert '"weather"' not in prompt_of(server)
         assert '"time"' in prompt_of(server)
 

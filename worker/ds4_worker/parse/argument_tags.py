@@ -17,8 +17,8 @@ from typing import Final
 from ds4_common.contract.frontend import ToolSyntax
 from ds4_worker.parse.answer import Answer
 from ds4_worker.parse.arguments import Arguments
-from ds4_worker.parse.blocks import NotACall, attempt, expect, name_before, skip_space
-from ds4_worker.parse.content import Content
+from ds4_worker.parse.blocks import NotACall, expect, name_before, skip_space
+from ds4_worker.parse.content import blocks
 from ds4_worker.parse.events import Tool
 from ds4_worker.parse.lark import Calls, Lark
 from ds4_worker.parse.marks import Marks
@@ -55,10 +55,14 @@ def program(
     source: Source, answer: Answer, marks: Marks, tools: ToolSyntax, dropped: str
 ) -> Step[None]:
     """Reads an answer to its end. `dropped` is markup that means nothing here."""
-    content = Content(source, answer, marks.of(tools.open), dropped=dropped)
-    while opener := (yield from content.next_opener()):
-        answer.begin_block(opener)
-        yield from attempt(answer, _block(source, answer, marks, marks.of(tools.close)))
+    opener = marks.of(tools.open)
+    yield from blocks(
+        source,
+        answer,
+        opener,
+        dropped,
+        lambda: _block(source, answer, marks, marks.of(tools.close)),
+    )
 
 
 def _block(source: Source, answer: Answer, marks: Marks, close: str) -> Step[None]:

@@ -15,13 +15,12 @@ from ds4_worker.parse.answer import Answer
 from ds4_worker.parse.blocks import (
     MAX_NAME,
     NotACall,
-    attempt,
     bounded,
     expect,
     name_before,
     skip_space,
 )
-from ds4_worker.parse.content import Content
+from ds4_worker.parse.content import blocks
 from ds4_worker.parse.events import Tool
 from ds4_worker.parse.json_reader import arguments_object, call_object
 from ds4_worker.parse.lark import Calls, Lark
@@ -57,10 +56,8 @@ def program(
     source: Source, answer: Answer, marks: Marks, tools: ToolSyntax, dropped: str
 ) -> Step[None]:
     """Reads an answer to its end. `dropped` is markup that means nothing here."""
-    content = Content(source, answer, marks.of(tools.open), dropped=dropped)
-    while opener := (yield from content.next_opener()):
-        answer.begin_block(opener)
-        yield from attempt(answer, _block(source, answer, marks))
+    opener = marks.of(tools.open)
+    yield from blocks(source, answer, opener, dropped, lambda: _block(source, answer, marks))
 
 
 def _block(source: Source, answer: Answer, marks: Marks) -> Step[None]:

@@ -1,12 +1,15 @@
 """The visible answer: text up to the next tool block.
 
-Owns: what happens between blocks. A syntax calls `content` to find its opener, and calls it again
-after each block, until it returns "".
+Owns: what happens between blocks. A syntax asks for its next opener, again after each block, until
+there is none; where every block has the same opener, `blocks` does all of that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ds4_worker.parse.answer import Answer
+from ds4_worker.parse.blocks import attempt
 from ds4_worker.parse.source import Delimiters, Source, Step
 
 
@@ -25,3 +28,13 @@ class Content:
             found = yield from self._source.until(self._delimiters, self._answer.content)
             if not found or found != self._dropped:
                 return found
+
+
+def blocks(
+    source: Source, answer: Answer, opener: str, dropped: str, block: Callable[[], Step[None]]
+) -> Step[None]:
+    """Reads an answer to its end: text, and after every `opener` a block."""
+    content = Content(source, answer, opener, dropped=dropped)
+    while found := (yield from content.next_opener()):
+        answer.begin_block(found)
+        yield from attempt(answer, block())
