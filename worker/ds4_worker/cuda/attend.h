@@ -100,6 +100,26 @@ static __device__ __forceinline__ void ds4_multiply(const float *q, float k, flo
     }
 }
 
+/* s += q k over the dims of a tile of keys. A thread starts many loads before it uses the first: with
+ * few rows there is little else to hide their latency. */
+template <int R>
+static __device__ __forceinline__ void ds4_score_dims(const char *keys, const float *q, int dims,
+                                                      int page_tokens, int place, float (&s)[R]) {
+    const int batch = R <= 8 ? 16 : 4;
+    int d = 0;
+#pragma unroll 1
+    for (; d + batch <= dims; d += batch) {
+        float k[batch];
+#pragma unroll
+        for (int j = 0; j < batch; j++) k[j] = ds4_kv_get(keys, (d + j) * page_tokens + place);
+#pragma unroll
+        for (int j = 0; j < batch; j++) ds4_multiply<R>(q + (d + j) * DS4_ATTEND_ROWS, k[j], s);
+    }
+#pragma unroll 4
+    for (; d < dims; d++)
+        ds4_multiply<R>(q + (int64_t)d * DS4_ATTEND_ROWS, ds4_kv_get(keys, d * page_tokens + place), s);
+}
+
 /* Scores of the part's positions [start, count): a thread per position, R rows at once. */
 template <int R>
 static __device__ __forceinline__ void ds4_score(const ds4_attend &p, const ds4_run &run,
@@ -119,19 +139,13 @@ static __device__ __forceinline__ void ds4_score(const ds4_attend &p, const ds4_
             float part[R], scale = ds4_half_to_float(((const uint16_t *)block)[place]);
 #pragma unroll
             for (int r = 0; r < R; r++) part[r] = 0.0f;
-            for (int d = 0; d < DS4_KV_BLOCK; d++) {
-                float k = ds4_kv_get(codes, d * c.page_tokens + place);
-                ds4_multiply<R>(tile.q + (DS4_KV_BLOCK * b + d) * DS4_ATTEND_ROWS, k, part);
-            }
+            ds4_score_dims<R>(codes, tile.q + DS4_KV_BLOCK * b * DS4_ATTEND_ROWS, DS4_KV_BLOCK,
+                              c.page_tokens, place, part);
 #pragma unroll
             for (int r = 0; r < R; r++) s[r] = fmaf(scale, part[r], s[r]);
         }
 #else
-#pragma unroll 4
-        for (int d = 0; d < c.dim; d++) {
-            float k = ds4_kv_get(keys, (int64_t)d * c.page_tokens + place);
-            ds4_multiply<R>(tile.q + d * DS4_ATTEND_ROWS, k, s);
-        }
+        ds4_score_dims<R>(keys, tile.q, c.dim, c.page_tokens, place, s);
 #endif
 #pragma unroll
         for (int r = 0; r < R; r++)
@@ -173,14 +187,22 @@ static __device__ __forceinline__ void ds4_score_along(const ds4_attend &p, cons
                 for (int r = 0; r < 4; r++) lane[i][r] = fmaf(scale, part[i][r], lane[i][r]);
         }
 #else
+        const int ahead = DS4_KV == 1 ? 1 : 2; /* loads that are started together; registers are full */
         int64_t first = (int64_t)place * ds4_kv_width(c.dim);
 #pragma unroll 1
-        for (int d = 0; d < c.dim; d += 8)
+        for (int d = 0; d < c.dim; d += 8 * ahead) {
+            ds4_kv_eight k[ahead];
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (d + i < c.dim)
-                    ds4_multiply<4>(tile.q + (d + i) * DS4_ATTEND_ROWS + r0,
-                                    ds4_kv_get(keys, first + d + i), lane[i]);
+            for (int j = 0; j < ahead; j++)
+                if (d + 8 * j < c.dim) k[j] = ds4_kv_get_eight(keys, first + d + 8 * j);
+#pragma unroll
+            for (int j = 0; j < ahead; j++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    if (d + 8 * j + i < c.dim)
+                        ds4_multiply<4>(tile.q + (d + 8 * j + i) * DS4_ATTEND_ROWS + r0,
+                                        ds4_kv_of_eight(k[j], i), lane[i]);
+        }
 #endif
 #pragma unroll
         for (int half = 4; half; half >>= 1)
@@ -231,23 +253,35 @@ static __device__ __forceinline__ void ds4_weigh(const ds4_attend &p, const ds4_
         const char *block = ds4_kv_block(values, d / DS4_KV_BLOCK, c.page_tokens);
         const char *codes = block + 2 * c.page_tokens;
 #endif
-#pragma unroll 2
-        for (int t = t0; t < t1; t++) {
-            int place = t - first;
+        const int batch = DS4_KV_Q8 ? 8 : 16; /* loads that are started together */
+#pragma unroll 1
+        for (int t = t0; t < t1; t += batch) {
+            float value[batch];
 #if DS4_KV_Q8
-            float scale = ds4_half_to_float(((const uint16_t *)block)[place]);
-            float value = ds4_kv_get(codes, place * DS4_KV_BLOCK + d % DS4_KV_BLOCK);
-#else
-            float value = ds4_kv_get(values, (int64_t)place * width + d);
+            float scale[batch];
 #endif
 #pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (t < from[r] || t >= to[r]) continue;
-                float weight = tile.scores[(r0 + r) * p.part_tokens + t];
+            for (int j = 0; j < batch; j++) {
+                int place = (t + j < t1 ? t + j : t1 - 1) - first;
 #if DS4_KV_Q8
-                weight *= scale;
+                scale[j] = ds4_half_to_float(((const uint16_t *)block)[place]);
+                value[j] = ds4_kv_get(codes, place * DS4_KV_BLOCK + d % DS4_KV_BLOCK);
+#else
+                value[j] = ds4_kv_get(values, place * width + d);
 #endif
-                out[r] = fmaf(weight, value, out[r]);
+            }
+#pragma unroll
+            for (int j = 0; j < batch; j++) {
+                if (t + j >= t1) break;
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    if (t + j < from[r] || t + j >= to[r]) continue;
+                    float weight = tile.scores[(r0 + r) * p.part_tokens + t + j];
+#if DS4_KV_Q8
+                    weight *= scale[j];
+#endif
+                    out[r] = fmaf(weight, value[j], out[r]);
+                }
             }
         }
     }

@@ -55,6 +55,12 @@ static __device__ __forceinline__ float half_at(uint64_t row, int d) {
     return ds4_half_to_float(((const uint16_t *)row)[d]);
 }
 
+/* Of eight halves number i, a constant. */
+static __device__ __forceinline__ float half_of(const int4 &eight, int i) {
+    uint32_t pair = (uint32_t)(i / 2 == 0 ? eight.x : i / 2 == 1 ? eight.y : i / 2 == 2 ? eight.z : eight.w);
+    return ds4_half_to_float((uint16_t)(pair >> 16 * (i % 2)));
+}
+
 /* How many of the numbers are rows that the token sees, before the first that is none. */
 static __device__ int chosen_rows(const float *chosen, int most, int visible, int *first_bad) {
     if (threadIdx.x == 0) *first_bad = most;
@@ -128,16 +134,26 @@ static __device__ __forceinline__ void attend_part(const ds4_attend_rows &p, con
 #pragma unroll
             for (int r = 0; r < 4; r++) chain[c][r] = 0.0f;
 #pragma unroll 1
-        for (int d = 0; d < dim; d += 8)
+        for (int first_dim = 0; first_dim < dim; first_dim += 32) {
+            int4 eights[4]; /* loads that are started together */
 #pragma unroll
-            for (int c = 0; c < 8; c++) {
-                float k = half_at(rows[i], d + c);
-                float4 own = *(const float4 *)(tile.q + (d + c) * HEADS + h);
-                chain[c][0] = fmaf(own.x, k, chain[c][0]);
-                chain[c][1] = fmaf(own.y, k, chain[c][1]);
-                chain[c][2] = fmaf(own.z, k, chain[c][2]);
-                chain[c][3] = fmaf(own.w, k, chain[c][3]);
+            for (int j = 0; j < 4; j++)
+                if (first_dim + 8 * j < dim) eights[j] = ((const int4 *)rows[i])[first_dim / 8 + j];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int d = first_dim + 8 * j;
+                if (d >= dim) break;
+#pragma unroll
+                for (int c = 0; c < 8; c++) {
+                    float k = half_of(eights[j], c);
+                    float4 own = *(const float4 *)(tile.q + (d + c) * HEADS + h);
+                    chain[c][0] = fmaf(own.x, k, chain[c][0]);
+                    chain[c][1] = fmaf(own.y, k, chain[c][1]);
+                    chain[c][2] = fmaf(own.z, k, chain[c][2]);
+                    chain[c][3] = fmaf(own.w, k, chain[c][3]);
+                }
             }
+        }
 #pragma unroll
         for (int half = 4; half; half >>= 1)
 #pragma unroll
@@ -154,12 +170,18 @@ static __device__ __forceinline__ void attend_part(const ds4_attend_rows &p, con
     for (int item = threadIdx.x; item < quads * dim; item += THREADS) {
         int d = item % dim, h0 = item / dim * 4;
         float out[4] = {0, 0, 0, 0};
-#pragma unroll 4
-        for (int i = 0; i < n; i++) {
-            float value = half_at(rows[i], d);
+#pragma unroll 1
+        for (int i = 0; i < n; i += 16) {
+            float value[16];
 #pragma unroll
-            for (int r = 0; r < 4; r++)
-                out[r] = fmaf(tile.scores[(h0 + r) * PART + i], value, out[r]);
+            for (int j = 0; j < 16; j++) value[j] = half_at(rows[i + j < n ? i + j : n - 1], d);
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                if (i + j >= n) break;
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    out[r] = fmaf(tile.scores[(h0 + r) * PART + i + j], value[j], out[r]);
+            }
         }
 #pragma unroll
         for (int r = 0; r < 4; r++)

@@ -276,7 +276,7 @@ def matmul_experts_launch(p: Matmul, ggml_type: int) -> Launch:
 
 
 def _route(p: Route) -> Launch:
-    return Launch((p.rows, 1, 1), (32, 1, 1), 8 * (p.experts + p.groups))
+    return Launch((p.rows, 1, 1), (32, 1, 1), 8 * (p.experts + p.groups) + 4 * p.used)
 
 
 def _hyper_weights(p: Streams) -> Launch:

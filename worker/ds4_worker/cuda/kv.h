@@ -37,6 +37,34 @@ static __device__ __forceinline__ float ds4_kv_get(const char *codes, int64_t i)
 #endif
 }
 
+#if !DS4_KV_Q8
+/* Eight neighbouring values, from an index that is a multiple of 8. */
+struct ds4_kv_eight {
+    int4 words[DS4_KV == 1 ? 2 : 1];
+};
+static __device__ __forceinline__ ds4_kv_eight ds4_kv_get_eight(const char *codes, int64_t i) {
+    ds4_kv_eight eight;
+    const int4 *from = (const int4 *)(codes + i * (DS4_KV == 1 ? 4 : 2));
+    eight.words[0] = from[0];
+#if DS4_KV == 1
+    eight.words[1] = from[1];
+#endif
+    return eight;
+}
+/* Value i of them, a constant. */
+static __device__ __forceinline__ float ds4_kv_of_eight(const ds4_kv_eight &eight, int i) {
+#if DS4_KV == 1
+    const int4 &four = eight.words[i / 4];
+    return ds4_float((uint32_t)(i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w));
+#else
+    const int4 &all = eight.words[0];
+    uint32_t pair = (uint32_t)(i / 2 == 0 ? all.x : i / 2 == 1 ? all.y : i / 2 == 2 ? all.z : all.w);
+    uint16_t half = (uint16_t)(pair >> 16 * (i % 2));
+    return DS4_KV == 0 ? ds4_half_to_float(half) : ds4_float((uint32_t)half << 16);
+#endif
+}
+#endif
+
 static __device__ __forceinline__ void ds4_kv_put(char *codes, int64_t i, float x) {
 #if DS4_KV == 0
     ((uint16_t *)codes)[i] = ds4_float_to_half(x);

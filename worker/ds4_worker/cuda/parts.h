@@ -63,15 +63,26 @@ static __device__ __forceinline__ float *ds4_part_state(uint64_t parts, int head
 static __device__ __forceinline__ void ds4_fold_parts(const float *states, int width, int first,
                                                       int end, const float *sinks, int head,
                                                       int dims, float *y) {
+    const int batch = 6; /* parts whose loads are started together */
     for (int d = threadIdx.x; d < dims; d += blockDim.x) {
         float max = -DS4_INFINITY, sum = 0.0f, value = 0.0f;
-        for (int part = first; part < end; part++) {
-            const float *state = states + (int64_t)part * (2 + width);
-            if (state[1] == 0.0f) continue;
-            ds4_join join = ds4_join_part(max, state[0]);
-            max = join.max;
-            sum = sum * join.keep + state[1] * join.take;
-            value = value * join.keep + state[2 + d] * join.take;
+#pragma unroll 1
+        for (int part = first; part < end; part += batch) {
+            float maxima[batch], sums[batch], values[batch];
+#pragma unroll
+            for (int j = 0; j < batch; j++) {
+                int at = part + j < end ? part + j : end - 1;
+                const float *state = states + (int64_t)at * (2 + width);
+                maxima[j] = state[0], sums[j] = state[1], values[j] = state[2 + d];
+            }
+#pragma unroll
+            for (int j = 0; j < batch; j++) {
+                if (part + j >= end || sums[j] == 0.0f) continue;
+                ds4_join join = ds4_join_part(max, maxima[j]);
+                max = join.max;
+                sum = sum * join.keep + sums[j] * join.take;
+                value = value * join.keep + values[j] * join.take;
+            }
         }
         y[d] = ds4_finish_row(sinks, head, max, sum, value);
     }

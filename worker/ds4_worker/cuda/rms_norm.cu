@@ -15,6 +15,23 @@ struct ds4_rms_norm {
     float eps;
 };
 
+#define BATCH 8 /* loads that are started together: there is one block per row */
+
+/* Calls store(i, load(i)) for all values of this thread. */
+template <typename Load, typename Store>
+static __device__ __forceinline__ void each(int width, Load load, Store store) {
+#pragma unroll 1
+    for (int first = threadIdx.x; first < width; first += BATCH * 256) {
+        float value[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (first + 256 * j < width) value[j] = load(first + 256 * j);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            if (first + 256 * j < width) store(first + 256 * j, value[j]);
+    }
+}
+
 DS4_KERNEL(rms_norm, ds4_rms_norm, 256, 2) {
     int row = blockIdx.y, head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     if (row >= ds4_rows(p.live, p.rows)) return;
@@ -25,11 +42,12 @@ DS4_KERNEL(rms_norm, ds4_rms_norm, 256, 2) {
     const float *x = ds4_row<const float>(p.x, p.x_stride, row) + at;
     const float *add = p.add ? ds4_row<const float>(p.add, p.add_stride, row) + at : (float *)0;
     float *sum = p.sum ? ds4_row<float>(p.sum, p.sum_stride, row) + at : (float *)0;
-    for (int i = threadIdx.x; i < p.width; i += 256) {
-        float value = add ? x[i] + add[i] : x[i];
+    auto keep = [&](int i, float value) {
         t[i] = value;
         if (sum) sum[i] = value;
-    }
+    };
+    if (add) each(p.width, [&](int i) { return x[i] + add[i]; }, keep);
+    else each(p.width, [&](int i) { return x[i]; }, keep);
     ds4_sync_block();
     if (warp == 0) {
         float squares = 0.0f;
@@ -42,12 +60,14 @@ DS4_KERNEL(rms_norm, ds4_rms_norm, 256, 2) {
     ds4_sync_block();
     const float *weight = (const float *)p.weight;
     float *y = p.y ? ds4_row<float>(p.y, p.y_stride, row) + at : (float *)0;
-    for (int i = threadIdx.x; i < p.width; i += 256) {
+    auto put = [&](int i, float by) {
         float value = t[i] * factor;
-        if (weight) value *= weight[i];
+        if (weight) value *= by;
         t[i] = value;
         if (y) y[i] = value;
-    }
+    };
+    if (weight) each(p.width, [&](int i) { return weight[i]; }, put);
+    else each(p.width, [&](int) { return 1.0f; }, put);
     if (!p.act32 && !p.act256) return;
     ds4_sync_block();
     if (p.act32)

@@ -4,7 +4,8 @@
  * sqrt_softplus, which goes through exp and log1p in double precision: on a device they may differ in
  * the last bit of the double, so a score may in rare cases by one unit in the last place.
  *
- * route: parameter ds4_route, grid (rows), block (32), dynamic shared memory 8 (experts + groups) bytes.
+ * route: parameter ds4_route, grid (rows), block (32), dynamic shared memory 8 (experts + groups) + 4 used
+ * bytes.
  * sort_experts: parameter ds4_sort_experts, grid (1), block (256), dynamic shared memory 4 (experts + 1)
  * bytes: columns (token * used + place) sorted by expert, in order of columns, and tiles of at most
  * `tile_columns` columns of one expert for matmul_experts.
@@ -160,7 +161,8 @@ DS4_KERNEL(route, ds4_route, 32, 8) {
     float *scores = (float *)shared, *candidates = scores + n, *held = candidates + n;
     const float *logits = ds4_row<const float>(p.logits, p.logits_stride, row);
     const float *bias = (const float *)p.bias;
-    float *chosen = ds4_row<float>(p.routes, p.routes_stride, row), *w = chosen + p.used;
+    float *chosen = ds4_row<float>(p.routes, p.routes_stride, row);
+    float *w = held + 2 * p.groups; /* here until it is done: one lane goes over it again and again */
     scores_of(p, logits, scores);
     for (int i = lane; i < n; i += 32) candidates[i] = bias ? scores[i] + bias[i] : scores[i];
     ds4_sync_warp();
@@ -179,6 +181,8 @@ DS4_KERNEL(route, ds4_route, 32, 8) {
         ds4_sync_warp();
     }
     if (lane == 0) weigh(p, w);
+    ds4_sync_warp();
+    for (int j = lane; j < p.used; j += 32) chosen[p.used + j] = w[j];
 }
 
 struct ds4_sort_experts {
