@@ -71,6 +71,27 @@ def test_the_tables_in_the_source_know_every_type_that_has_the_layout() -> None:
     assert all(set(ratios) == {"IQ2_XXS", "IQ2_XS"} for ratios in PLANES_TO_RAW.values())
 
 
+@pytest.mark.parametrize("isa", [Isa.NEON, Isa.I8MM])
+def test_on_arm_types_are_packed_until_they_measured_slower(
+    monkeypatch: pytest.MonkeyPatch, isa: Isa
+) -> None:
+    monkeypatch.setattr(quants, "best_isa", lambda: isa)
+    monkeypatch.setattr(quants, "PACKED_TO_RAW", {"NEON": {"Q4_K": 0.9}})
+    monkeypatch.setattr(quants, "PLANES_TO_RAW", {isa.name: {"IQ2_XS": 1.3}})
+    assert cpu_layout(QuantType.Q4_K, 8, 256) is Layout.RAW
+    assert cpu_layout(QuantType.Q6_K, 8, 256) is Layout.X8
+    assert cpu_layout(QuantType.Q6_K, 7, 256) is Layout.RAW
+    assert cpu_layout(QuantType.Q8_0, 8, 32) is Layout.X8
+    assert cpu_layout(QuantType.IQ2_XXS, 8, 256) is Layout.RAW
+    assert cpu_layout(QuantType.IQ2_XS, 8, 256) is Layout.IQ2_PLANES
+    assert not any(aligned_is_fastest(t) for t in ALIGNED_LAYOUTS)
+
+
+def test_scalar_kernels_get_raw_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quants, "best_isa", lambda: Isa.SCALAR)
+    assert {cpu_layout(t, 8, 256) for t in QuantType} == {Layout.RAW}
+
+
 def test_a_type_lies_where_its_kernels_measured_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = best_isa().name
     monkeypatch.setattr(quants, "PACKED_TO_RAW", {isa: {"Q2_K": 1.2}})

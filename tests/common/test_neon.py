@@ -1,19 +1,18 @@
-"""The ARM kernels on a machine that has none: cross-compiled, run by an emulator."""
+"""The ARM kernels give the bits of the scalar ones, and packed blocks cost fewer instructions."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from ds4_common.allocation import Layout
 from ds4_common.native.build import CFLAGS, NATIVE, flags_for
+from ds4_common.quants import QuantType
 from ds4_common.quants.native import Isa
-
-COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-CHECK = Path(__file__).parents[1] / "native" / "vector_check.c"
-KERNELS = ("act", "aligned", "kv", "matmul", "op_vector", "pack", "planes", "quants", "repack")
+from helpers.arm import COMPILER, EMULATOR, PROGRAMS, Count, compiled, counts, program, run
+from helpers.quant_blocks import X8_TYPES
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
@@ -21,32 +20,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The kernels, compiled as build.py would on an ARM machine."""
-    folder, made = tmp_path_factory.mktemp("arm"), []
-    for source in sorted(NATIVE.glob("*.c")):
-        if source.name.startswith(KERNELS):
-            made.append(folder / f"{source.stem}.o")
-            run(COMPILER, *CFLAGS, *flags_for(source, "aarch64"), "-c", source, "-o", made[-1])
-    return made
-
-
-def program(objects: list[Path], source: Path, target: Path) -> Path:
-    run(COMPILER, *CFLAGS, "-static", f"-I{NATIVE}", source, *objects, "-lm", "-o", target)
-    return target
+    return compiled(tmp_path_factory.mktemp("arm"))
 
 
 def test_every_arm_kernel_gives_the_bits_of_its_scalar_reference(
     objects: list[Path], tmp_path: Path
 ) -> None:
-    said = run(EMULATOR, program(objects, CHECK, tmp_path / "check"))
+    check = program(objects, PROGRAMS / "vector_check.c", tmp_path / "check")
     kinds = [
         "activation columns: equal",
         "matrices: 27 types equal",
@@ -56,7 +38,7 @@ def test_every_arm_kernel_gives_the_bits_of_its_scalar_reference(
         "caches: 4 types equal",
     ]
     sets = [f"instruction set {isa:d}" for isa in (Isa.NEON, Isa.I8MM)]
-    assert said.splitlines() == [sets[0], *kinds, sets[1], *kinds]
+    assert run(EMULATOR, check)[0].splitlines() == [sets[0], *kinds, sets[1], *kinds]
 
 
 def test_a_cpu_runs_the_kernels_of_its_instructions_and_no_others(
@@ -71,13 +53,48 @@ def test_a_cpu_runs_the_kernels_of_its_instructions_and_no_others(
         "}\n"
     )
     isa = program(objects, source, tmp_path / "isa")
-    assert run(EMULATOR, "-cpu", "cortex-a53", isa) == "0 1 0 0 0 0 0"
-    assert run(EMULATOR, "-cpu", "neoverse-n1", isa) == "2 1 0 1 0 0 0"
-    assert run(EMULATOR, "-cpu", "max", isa) == "5 1 0 1 0 0 1"
-    assert run(EMULATOR, "-cpu", "max", "-E", "DS4_ISA=neon", isa) == "2 1 0 1 0 0 1"
+    for options, best_and_running in (
+        (("-cpu", "cortex-a53"), "0 1 0 0 0 0 0"),
+        (("-cpu", "neoverse-n1"), "2 1 0 1 0 0 0"),
+        (("-cpu", "max"), "5 1 0 1 0 0 1"),
+        (("-cpu", "max", "-E", "DS4_ISA=neon"), "2 1 0 1 0 0 1"),
+    ):
+        assert run(EMULATOR, *options, isa)[0] == best_and_running, options
+
+
+@pytest.fixture(scope="module")
+def counted(objects: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Count]:
+    return counts(objects, tmp_path_factory.mktemp("counts"), (1, 2, 3, 4, 8, 10, 256))
+
+
+def instructions(found: list[Count]) -> dict[tuple[QuantType, Layout, Isa, int], float]:
+    return {(c.quant, c.layout, c.isa, c.columns): c.instructions for c in found}
+
+
+def test_packed_blocks_take_half_the_instructions_of_raw_ones_with_one_column_and_no_more_with_many(
+    counted: list[Count],
+) -> None:
+    """Which is why `cpu_layout` packs on ARM without a measurement: the bytes are the same."""
+    of = instructions(counted)
+    packed = [count for count in counted if count.layout is Layout.X8]
+    assert {count.quant for count in packed} == set(X8_TYPES)
+    for count in packed:
+        raw = of[count.quant, Layout.RAW, count.isa, count.columns]
+        most = 0.52 if count.columns == 1 else 1.02
+        assert count.instructions <= most * raw, (count, raw)
+
+
+def test_products_of_matrices_never_take_more_instructions_than_dot_products(
+    counted: list[Count],
+) -> None:
+    of = instructions(counted)
+    pairs = [count for count in counted if count.isa is Isa.I8MM]
+    for count in pairs:
+        dots = of[count.quant, count.layout, Isa.NEON, count.columns]
+        assert count.instructions <= 1.02 * dots, (count, dots)
 
 
 def test_the_whole_library_compiles_for_arm() -> None:
     for source in sorted(NATIVE.glob("*.c")):
         flags = [*CFLAGS, *flags_for(source, "aarch64"), "-fsyntax-only", "-Werror"]
-        assert run(COMPILER, *flags, source) == ""
+        assert run(COMPILER, *flags, source) == ("", "")

@@ -9,9 +9,6 @@
 #include "i8mm.h"
 #include "super_block_neon.h"
 
-/* No type's numbers: any by the scalar unpacker, with a scale for sixteen weights or for thirty-two. */
-enum { ANY_16 = DS4_SUPER, ANY_32 };
-
 /* w[2 s + i][p]: weights 16 s + 8 i .. + 7 of the rows of pair p, mn[i][p]: minima 8 i .. 8 i + 7 of
  * them; scale, d and m beside the sums. */
 typedef struct {
@@ -22,9 +19,24 @@ typedef struct {
 
 /* Sixteens of weights under one scale. */
 DS4_INLINE int sixteens_per_scale(uint32_t type) {
-    if (scaled_bytes(type)) return 16;
-    return scales_per_32(type) || type == DS4_IQ4_XS || type == DS4_IQ2_XXS || type == ANY_32 ? 2 : 1;
+    switch (type) {
+    case DS4_Q2_K: /* multiplied already, or all scales being one */
+    case DS4_Q3_K:
+    case DS4_TQ1_0:
+    case DS4_TQ2_0: return 16;
+    case DS4_Q4_K:
+    case DS4_Q5_K:
+    case DS4_IQ4_XS:
+    case DS4_IQ2_XXS:
+    case DS4_IQ3_XXS:
+    case DS4_IQ3_S:
+    case DS4_IQ1_S: return 2;
+    default: return 1;
+    }
 }
+
+/* Whether a block's products need no scaling. */
+DS4_INLINE int unscaled(uint32_t type) { return sixteens_per_scale(type) == 16; }
 
 /* ---- unpacking ------------------------------------------------------------------------------- */
 
@@ -122,7 +134,7 @@ DS4_INLINE void fill_raw(uint32_t type, const ds4_quant *quant, const ds4_weight
         }
         const float32x2_t d = {s[0].d, s[1].d};
         t->d[p] = vcombine_f32(d, d);
-        if (!scaled_bytes(type)) pair_scales(s, p, t);
+        if (!unscaled(type)) pair_scales(s, p, t);
         if (has_minima(type)) pair_minima(type, s, p, t);
     }
 }
@@ -155,7 +167,7 @@ DS4_INLINE void add_columns(uint32_t type, const super_panel *t, int pairs, int6
     for (int c = 0; c < pairs; c++)
         for (int p = 0; p < PAIRS; p++) isum[c][p] = vdupq_n_s32(0);
     for (int sub = 0; sub < 16; sub += steps) {
-        if (scaled_bytes(type)) {
+        if (unscaled(type)) {
             for (int s = 0; s < 16; s++) add_sixteen(pairs, t->w + 2 * s, x, 256 * b + 16 * s, isum);
             continue;
         }
@@ -202,7 +214,7 @@ DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_quant *quant, const 
             fill_raw(type, quant, w, r, count, b, &panel);
         int64_t c = 0;
         const char *x = acts; /* constant numbers of pairs keep the sums in registers */
-        for (; scaled_bytes(type) && c + 6 < n; c += 8, x += 8 * act_stride)
+        for (; unscaled(type) && c + 6 < n; c += 8, x += 8 * act_stride)
             add_columns(type, &panel, 4, w->cols, b, x, act_stride, n - c, acc + c / 2);
         for (; c + 2 < n; c += 4, x += 4 * act_stride)
             add_columns(type, &panel, 2, w->cols, b, x, act_stride, n - c, acc + c / 2);
@@ -242,8 +254,13 @@ KERNEL(q6_k_raw, DS4_Q6_K, 0)
 KERNEL(iq4_xs_raw, DS4_IQ4_XS, 0)
 KERNEL(iq2_xxs_raw, DS4_IQ2_XXS, 0)
 KERNEL(iq2_xs_raw, DS4_IQ2_XS, 0)
-KERNEL(any_16, ANY_16, 0)
-KERNEL(any_32, ANY_32, 0)
+KERNEL(iq2_s_raw, DS4_IQ2_S, 0)
+KERNEL(iq3_xxs_raw, DS4_IQ3_XXS, 0)
+KERNEL(iq3_s_raw, DS4_IQ3_S, 0)
+KERNEL(iq1_s_raw, DS4_IQ1_S, 0)
+KERNEL(iq1_m_raw, DS4_IQ1_M, 0)
+KERNEL(tq1_0_raw, DS4_TQ1_0, 0)
+KERNEL(tq2_0_raw, DS4_TQ2_0, 0)
 KERNEL(q2_k_x8, DS4_Q2_K, 1)
 KERNEL(q3_k_x8, DS4_Q3_K, 1)
 KERNEL(q4_k_x8, DS4_Q4_K, 1)
@@ -262,10 +279,14 @@ ds4_matmul_fn ds4_matmul_i8mm_super(uint32_t type, uint32_t layout) {
     case DS4_IQ4_XS: return iq4_xs_raw;
     case DS4_IQ2_XXS: return iq2_xxs_raw;
     case DS4_IQ2_XS: return iq2_xs_raw;
-    case DS4_IQ1_S:
-    case DS4_IQ3_XXS:
-    case DS4_IQ3_S: return any_32;
-    default: return any_16;
+    case DS4_IQ2_S: return iq2_s_raw;
+    case DS4_IQ3_XXS: return iq3_xxs_raw;
+    case DS4_IQ3_S: return iq3_s_raw;
+    case DS4_IQ1_S: return iq1_s_raw;
+    case DS4_IQ1_M: return iq1_m_raw;
+    case DS4_TQ1_0: return tq1_0_raw;
+    case DS4_TQ2_0: return tq2_0_raw;
+    default: return NULL;
     }
 }
 #else

@@ -97,7 +97,13 @@ KERNEL(q6_k, DS4_Q6_K)
 KERNEL(iq4_xs, DS4_IQ4_XS)
 KERNEL(iq2_xxs, DS4_IQ2_XXS)
 KERNEL(iq2_xs, DS4_IQ2_XS)
-KERNEL(any_super, DS4_SUPER) /* no type's number: by the scalar unpacker */
+KERNEL(iq2_s, DS4_IQ2_S)
+KERNEL(iq3_xxs, DS4_IQ3_XXS)
+KERNEL(iq3_s, DS4_IQ3_S)
+KERNEL(iq1_s, DS4_IQ1_S)
+KERNEL(iq1_m, DS4_IQ1_M)
+KERNEL(tq1_0, DS4_TQ1_0)
+KERNEL(tq2_0, DS4_TQ2_0)
 
 ds4_matmul_fn ds4_matmul_neon_super(uint32_t type, uint32_t layout) {
     if (layout == DS4_LAYOUT_X8) return ds4_matmul_neon_super_x8(type);
@@ -110,7 +116,14 @@ ds4_matmul_fn ds4_matmul_neon_super(uint32_t type, uint32_t layout) {
     case DS4_IQ4_XS: return iq4_xs;
     case DS4_IQ2_XXS: return iq2_xxs;
     case DS4_IQ2_XS: return iq2_xs;
-    default: return any_super;
+    case DS4_IQ2_S: return iq2_s;
+    case DS4_IQ3_XXS: return iq3_xxs;
+    case DS4_IQ3_S: return iq3_s;
+    case DS4_IQ1_S: return iq1_s;
+    case DS4_IQ1_M: return iq1_m;
+    case DS4_TQ1_0: return tq1_0;
+    case DS4_TQ2_0: return tq2_0;
+    default: return NULL;
     }
 }
 #else

@@ -1,21 +1,11 @@
-/* One raw block of a K, IQ or TQ type as signed bytes. Include only from *_neon.c and *_i8mm.c.
- *
- * K types, IQ4_XS, IQ2_XXS and IQ2_XS have unpackers here; the code books of the other types are looked
- * up by the scalar ones, whose result is narrowed.
+/* One block of a K, IQ or TQ type in any layout but X8, as signed bytes. Include only from *_neon.c and
+ * *_i8mm.c.
  */
 #ifndef DS4_SUPER_BLOCK_NEON_H
 #define DS4_SUPER_BLOCK_NEON_H
 
-#include "planes.h"
+#include "super_unpack_iq_neon.h"
 #include "super_x8_neon.h"
-
-/* Weights 16 s .. 16 s + 15 in w[s], under scale sc[s]. mn, only where the type has minima, in the order
- * of the activations' sums. */
-typedef struct {
-    int8x16_t w[16];
-    int16_t sc[16], mn[16];
-    float d, m;
-} super_block;
 
 /* ---- unpackers ------------------------------------------------------------------------------- */
 
@@ -109,66 +99,7 @@ DS4_INLINE void load_iq4_xs(const uint8_t *b, super_block *s) {
     s->d = neon_half(b);
 }
 
-/* 0xff where a bit is set: two bytes of them, one per entry of eight weights. */
-DS4_INLINE int8x16_t minus_of(const uint8_t *signs) { return spread_bits(signs, -1); }
-
-DS4_INLINE void load_iq2_planes(uint32_t type, const uint8_t *b, super_block *s) {
-    const ds4_planes p = ds4_planes_of(type, b);
-    const int wide = type == DS4_IQ2_XS;
-    const uint64_t *grid = wide ? ds4_iq2xs_grid : ds4_iq2xxs_grid;
-    for (int i = 0; i < 16; i++) {
-        uint32_t g0 = p.index[2 * i], g1 = p.index[2 * i + 1];
-        if (wide) g0 |= (p.ninth >> (2 * i) & 1) << 8, g1 |= (p.ninth >> (2 * i + 1) & 1) << 8;
-        uint64x2_t two = vcombine_u64(vld1_u64(grid + g0), vld1_u64(grid + g1));
-        int8x16_t minus = minus_of(p.signs + 2 * i);
-        s->w[i] = vsubq_s8(veorq_s8(vreinterpretq_s8_u64(two), minus), minus);
-        s->sc[i] = wide ? (int16_t)(2 * (p.scales[i / 2] >> (4 * (i & 1)) & 15) + 1)
-                        : p.scales[i / 2];
-    }
-    s->d = 0.125f * neon_half(p.d);
-}
-
-/* Two entries of a code book with their signs. */
-DS4_INLINE int8x16_t signed_entries(const uint64_t *grid, uint32_t g0, uint32_t g1, uint32_t s0,
-                                    uint32_t s1) {
-    uint64x2_t minus = vcombine_u64(vld1_u64(ds4_iq2_sign_mask + s0), vld1_u64(ds4_iq2_sign_mask + s1));
-    uint64x2_t two = veorq_u64(vcombine_u64(vld1_u64(grid + g0), vld1_u64(grid + g1)), minus);
-    return vsubq_s8(vreinterpretq_s8_u64(two), vreinterpretq_s8_u64(minus));
-}
-
-DS4_INLINE void load_iq2_xxs(const uint8_t *b, super_block *s) {
-    for (int i = 0; i < 8; i++) {
-        const uint8_t *p = b + 2 + 8 * i;
-        uint32_t tail = ds4_load_u32(p + 4);
-        s->sc[2 * i] = s->sc[2 * i + 1] = (int16_t)(2 * (tail >> 28) + 1);
-        s->w[2 * i] = signed_entries(ds4_iq2xxs_grid, p[0], p[1], tail & 127, tail >> 7 & 127);
-        s->w[2 * i + 1] = signed_entries(ds4_iq2xxs_grid, p[2], p[3], tail >> 14 & 127, tail >> 21 & 127);
-    }
-    s->d = 0.125f * neon_half(b);
-}
-
-DS4_INLINE void load_iq2_xs(const uint8_t *b, super_block *s) {
-    for (int i = 0; i < 16; i++) {
-        uint32_t two = ds4_load_u32(b + 2 + 4 * i);
-        s->sc[i] = (int16_t)(2 * (b[66 + i / 2] >> (4 * (i & 1)) & 15) + 1);
-        s->w[i] = signed_entries(ds4_iq2xs_grid, two & 511, two >> 16 & 511, two >> 9 & 127, two >> 25);
-    }
-    s->d = 0.125f * neon_half(b);
-}
-
-/* Any type, by its scalar unpacker. */
-DS4_INLINE void load_any(ds4_unpack_fn unpack, const uint8_t *b, super_block *s) {
-    ds4_unpacked u;
-    unpack(b, &u);
-    for (int i = 0; i < 16; i++) {
-        int16x8_t low = vld1q_s16(u.w + 16 * i), high = vld1q_s16(u.w + 16 * i + 8);
-        s->w[i] = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
-    }
-    memcpy(s->sc, u.sc, sizeof u.sc);
-    s->d = u.d;
-}
-
-DS4_INLINE void load_super(uint32_t type, ds4_unpack_fn unpack, const uint8_t *b, super_block *s) {
+DS4_INLINE void load_super(uint32_t type, const uint8_t *b, super_block *s) {
     switch (type) {
     case DS4_Q2_K: load_q2_k(b, s); break;
     case DS4_Q3_K: load_q3_k(b, s); break;
@@ -178,7 +109,13 @@ DS4_INLINE void load_super(uint32_t type, ds4_unpack_fn unpack, const uint8_t *b
     case DS4_IQ4_XS: load_iq4_xs(b, s); break;
     case DS4_IQ2_XXS: load_iq2_xxs(b, s); break;
     case DS4_IQ2_XS: load_iq2_xs(b, s); break;
-    default: load_any(unpack, b, s); break;
+    case DS4_IQ2_S: load_iq2_s(b, s); break;
+    case DS4_IQ3_XXS: load_iq3_xxs(b, s); break;
+    case DS4_IQ3_S: load_iq3_s(b, s); break;
+    case DS4_IQ1_S: load_iq1_s(b, s); break;
+    case DS4_IQ1_M: load_iq1_m(b, s); break;
+    case DS4_TQ1_0: load_tq1_0(b, s); break;
+    default: load_tq2_0(b, s); break;
     }
 }
 
@@ -186,16 +123,16 @@ DS4_INLINE void load_super(uint32_t type, ds4_unpack_fn unpack, const uint8_t *b
 DS4_INLINE void load_block(uint32_t type, const ds4_quant *quant, const ds4_weight *w, int64_t r,
                            int64_t b, super_block *s) {
     uint8_t raw[DS4_BLOCK_BYTES_MAX]; /* aligned layouts: put together, in the first-level cache */
-    if (!has_minima(type) && w->layout == DS4_LAYOUT_IQ2_PLANES) {
+    if ((type == DS4_IQ2_XXS || type == DS4_IQ2_XS) && w->layout == DS4_LAYOUT_IQ2_PLANES) {
         int64_t i = r * (w->cols / DS4_SUPER) + b;
-        const uint8_t *planes = (const uint8_t *)w->data + i * ds4_plane_bytes(w->type);
+        const uint8_t *planes = (const uint8_t *)w->data + i * ds4_plane_bytes(type);
         __builtin_prefetch(planes + 1024);
-        load_iq2_planes(w->type, planes, s);
+        load_iq2_planes(type, planes, s);
         return;
     }
     const uint8_t *block = ds4_weight_block(w, quant, r, b, raw);
     if (w->layout == DS4_LAYOUT_RAW) __builtin_prefetch(block + 1024);
-    load_super(type, quant->unpack, block, s);
+    load_super(type, block, s);
 }
 
 #endif

@@ -42,9 +42,9 @@ ALIGNED_LAYOUTS = {
     QuantType.IQ2_XS: Layout.IQ2_XS_ALIGNED,
     QuantType.Q2_K: Layout.Q2_K_ALIGNED,
 }
-_LEGACY = frozenset(
-    {QuantType.Q4_0, QuantType.Q4_1, QuantType.Q5_0, QuantType.Q5_1, QuantType.Q8_0}
-)
+# Instruction sets whose kernels run few columns by those of another.
+_BELOW = {Isa.AMX: Isa.AVX512, Isa.I8MM: Isa.NEON}
+_ARM = frozenset({Isa.NEON, Isa.I8MM})
 
 
 def _known(ggml_type: int) -> QuantType:
@@ -98,17 +98,23 @@ def layout_bytes(ggml_type: int, layout: Layout, rows: int, cols: int) -> int:
     return n_bytes
 
 
-def _measured(table: dict[str, dict[str, float]], quant: QuantType) -> float:
+def _measured(
+    table: dict[str, dict[str, float]], quant: QuantType, isa: Isa | None = None
+) -> float:
     """How much faster than raw blocks on this CPU; 0 where nothing was measured."""
-    return table.get(best_isa().name, {}).get(quant.name, 0.0)
+    return table.get((best_isa() if isa is None else isa).name, {}).get(quant.name, 0.0)
 
 
 def _packed_gain(quant: QuantType) -> float:
-    """The same of X8; with AMX a type without a figure has that with AVX512."""
+    """The same of X8. A type without a figure has that with the instruction set below; on ARM,
+    where there may be none, packing gains: the same bytes, from which kernels there take half
+    the instructions with few columns and no more with many (tests/common/test_neon.py)."""
+    isa = best_isa()
     found = _measured(PACKED_TO_RAW, quant)
-    if not found and best_isa() == Isa.AMX:
-        return PACKED_TO_RAW.get(Isa.AVX512.name, {}).get(quant.name, 0.0)
-    return found
+    if not found and isa in _BELOW:
+        found = _measured(PACKED_TO_RAW, quant, _BELOW[isa])
+    packable = library().ds4_pack_possible(quant, PACKED_ROWS, block_weights(quant))
+    return math.inf if not found and isa in _ARM and packable else found
 
 
 def _planes_gain(quant: QuantType) -> float:
@@ -124,14 +130,11 @@ def _planes_gain(quant: QuantType) -> float:
 def cpu_layout(ggml_type: int, rows: int, cols: int) -> Layout:
     """The layout in which the kernels of this CPU run the tensor fastest: X8 or planes where they
     measured faster than raw blocks (measured.py) and the shape allows it, else RAW. Planes must
-    gain more than the memory that they cost. A type not measured with AMX goes by its figure with
-    AVX512, whose kernels run there up to a dozen columns. Where nothing is measured - NEON has
-    vector kernels for just these types - X8 for the types in blocks of 32. Every instruction set
-    can run every layout."""
+    gain more than the memory that they cost. Where nothing is measured: on ARM X8 (`_packed_gain`),
+    with scalar kernels, which put raw blocks together first, RAW. Every instruction set can run
+    every layout."""
     quant = _known(ggml_type)
     packed, planes = _packed_gain(quant), _planes_gain(quant)
-    if best_isa().name not in PACKED_TO_RAW and quant in _LEGACY:
-        packed = math.inf
     if planes > max(1.0, packed) and library().ds4_layout_bytes(
         quant, Layout.IQ2_PLANES, rows, cols
     ):
