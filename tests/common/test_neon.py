@@ -84,14 +84,14 @@ def test_packed_blocks_take_half_the_instructions_of_raw_ones_with_one_column_an
         assert count.instructions <= most * raw, (count, raw)
 
 
-def test_products_of_matrices_never_take_more_instructions_than_dot_products(
+def test_products_of_matrices_take_at_most_a_twentieth_more_instructions_than_dot_products(
     counted: list[Count],
 ) -> None:
     of = instructions(counted)
     pairs = [count for count in counted if count.isa is Isa.I8MM]
     for count in pairs:
         dots = of[count.quant, count.layout, Isa.NEON, count.columns]
-        assert count.instructions <= 1.02 * dots, (count, dots)
+        assert count.instructions <= 1.05 * dots, (count, dots)
 
 
 def test_the_whole_library_compiles_for_arm() -> None:

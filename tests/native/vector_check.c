@@ -102,9 +102,10 @@ static void check_rectangles(const ds4_weight *w, int isa, const uint8_t *acts, 
     static float scalar[MAX_COLUMNS * MAX_ROWS];
     int64_t granule = ds4_row_granule(w->type, w->layout);
     ds4_matmul_fn kernel = ds4_matmul_kernel(w->type, w->layout, isa);
+    ds4_matmul_fn reference = ds4_matmul_kernel(w->type, w->layout, DS4_ISA_SCALAR);
+    expect(kernel && kernel != reference, "has no kernel of its own, or", w->type, w->layout);
     memset(scalar, 0, sizeof scalar);
-    ds4_matmul_kernel(w->type, w->layout, DS4_ISA_SCALAR)(w, 0, w->rows, acts, stride, most, scalar,
-                                                          w->rows);
+    reference(w, 0, w->rows, acts, stride, most, scalar, w->rows);
     for (int64_t n = 1; n <= most; n = next_columns(n, most)) {
         size_t bytes = (size_t)(n * w->rows) * sizeof(float);
         float *vector = (float *)(void *)edge(0, bytes);

@@ -104,10 +104,9 @@ static ds4_matmul_fn amx_kernel(const ds4_quant *quant, uint32_t layout) {
 
 #if defined(__aarch64__)
 static ds4_matmul_fn neon_kernel(const ds4_quant *quant, uint32_t layout) {
-    ds4_matmul_fn kernel = quant->act == DS4_ACT_F32     ? ds4_matmul_neon_float(quant->type, layout)
-                           : quant->act == DS4_ACT_Q8_32 ? ds4_matmul_neon_legacy(quant->type, layout)
-                                                         : ds4_matmul_neon_super(quant->type, layout);
-    return kernel ? kernel : ds4_matmul_scalar(quant->type, layout);
+    if (quant->act == DS4_ACT_F32) return ds4_matmul_neon_float(quant->type, layout);
+    if (quant->act == DS4_ACT_Q8_32) return ds4_matmul_neon_legacy(quant->type, layout);
+    return ds4_matmul_neon_super(quant->type, layout);
 }
 
 /* Kernels where products of matrices help; they hand few columns on. */

@@ -72,8 +72,7 @@ DS4_EXPORT int ds4_isa_best(void);
 /* 1 when this build and CPU can run that instruction set. */
 DS4_EXPORT int ds4_isa_runs(int isa);
 
-/* Kernel for (type, layout, isa), or NULL when that combination does not exist. Where a type has no
- * NEON kernel of its own in a layout, the scalar one stands in. */
+/* Kernel for (type, layout, isa), or NULL when that combination does not exist. */
 DS4_EXPORT ds4_matmul_fn ds4_matmul_kernel(uint32_t type, uint32_t layout, int isa);
 
 /* Activation format wanted by weights of that type; -1 for an unknown type. */

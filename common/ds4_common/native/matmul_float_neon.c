@@ -34,12 +34,14 @@ DS4_INLINE float sum_tree(eight v) {
 
 /* Eight weights of each row, `at` bytes into it, times x[c][0..7]. */
 DS4_INLINE void add_eight(uint32_t type, int columns, const char *const *rows, int64_t at,
-                          const float *const *x, eight acc[4][3]) {
+                          const float *const *x, float32x4_t (*low)[3], float32x4_t (*high)[3]) {
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         eight weight = load_weights(type, rows[i] + at);
+#pragma GCC unroll 3
         for (int c = 0; c < columns; c++) {
-            acc[i][c].low = vfmaq_f32(acc[i][c].low, weight.low, vld1q_f32(x[c]));
-            acc[i][c].high = vfmaq_f32(acc[i][c].high, weight.high, vld1q_f32(x[c] + 4));
+            low[i][c] = vfmaq_f32(low[i][c], weight.low, vld1q_f32(x[c]));
+            high[i][c] = vfmaq_f32(high[i][c], weight.high, vld1q_f32(x[c] + 4));
         }
     }
 }
@@ -48,15 +50,15 @@ DS4_INLINE void dot_columns(uint32_t type, int columns, const char *const *rows,
                             int64_t cols, const char *acts, size_t act_stride, float *y,
                             int64_t ldy) {
     const int bytes = weight_bytes(type);
-    eight acc[4][3];
+    float32x4_t low[4][3], high[4][3];
     const float *x[3];
     for (int c = 0; c < columns; c++) {
         x[c] = (const float *)(const void *)(acts + (size_t)c * act_stride);
-        for (int i = 0; i < 4; i++) acc[i][c] = (eight){vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
+        for (int i = 0; i < 4; i++) low[i][c] = high[i][c] = vdupq_n_f32(0.0f);
     }
     int64_t k = 0;
     for (; k + 8 <= cols; k += 8) {
-        add_eight(type, columns, rows, k * bytes, x, acc);
+        add_eight(type, columns, rows, k * bytes, x, low, high);
         for (int c = 0; c < columns; c++) x[c] += 8;
     }
     if (k < cols) { /* the last weights are copied: the row ends inside the vector */
@@ -64,10 +66,12 @@ DS4_INLINE void dot_columns(uint32_t type, int columns, const char *const *rows,
         const char *ends[4] = {ragged[0], ragged[1], ragged[2], ragged[3]};
         for (int i = 0; i < 4; i++)
             memcpy(ragged[i], rows[i] + k * bytes, (size_t)((cols - k) * bytes));
-        add_eight(type, columns, ends, 0, x, acc);
+        add_eight(type, columns, ends, 0, x, low, high);
     }
     for (int c = 0; c < columns; c++)
-        for (int64_t i = 0; i < count; i++) y[c * ldy + i] = sum_tree(acc[i][c]);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            if (i < count) y[c * ldy + i] = sum_tree((eight){low[i][c], high[i][c]});
 }
 
 DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,

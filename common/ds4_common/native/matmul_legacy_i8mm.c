@@ -10,7 +10,8 @@
 
 #define RUN 8 /* blocks unpacked together */
 
-/* w[b][i][p]: weights 8 i .. 8 i + 7 of block b of the rows of pair p; d and m beside their sums. */
+/* w[b][i][p]: weights 8 i .. 8 i + 7 of block b of the rows of pair p; d and m, as in tile_block, beside
+ * their sums. A block here is 32 weights: a part of a stored one where that is larger. */
 typedef struct {
     int8x16_t w[RUN][4][PAIRS];
     float32x4_t d[RUN][PAIRS], m[RUN][PAIRS];
@@ -36,7 +37,8 @@ DS4_INLINE void fill_x8(uint32_t type, const uint8_t *group, int b, legacy_panel
     }
 }
 
-DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, int b,
+/* Part `part` of the blocks `at` bytes into eight rows, as block b. */
+DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, int part, int b,
                          legacy_panel *t) {
     const int8x16_t offset = vdupq_n_s8((int8_t)offset_of(type));
     float d[8], m[8];
@@ -45,10 +47,10 @@ DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, 
         int8x16_t low[2], high[2];
         for (int i = 0; i < 2; i++) {
             const uint8_t *block = rows[2 * p + i] + at;
-            raw_values(type, block, low + i, high + i);
+            raw_values(type, block, part, low + i, high + i);
             if (offset_of(type)) low[i] = vsubq_s8(low[i], offset), high[i] = vsubq_s8(high[i], offset);
-            d[2 * p + i] = raw_scale(type, block);
-            m[2 * p + i] = has_min(type) ? neon_half(block + 2) : 0.0f;
+            d[2 * p + i] = raw_scale(type, block, part);
+            m[2 * p + i] = raw_second(type, block, part);
         }
         t->w[b][0][p] = zip1_halves(low[0], low[1]);
         t->w[b][1][p] = zip2_halves(low[0], low[1]);
@@ -57,7 +59,7 @@ DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, 
     }
     for (int h = 0; h < 2; h++) {
         of_rows(vld1q_f32(d + 4 * h), t->d[b] + 2 * h);
-        if (has_min(type)) of_rows(vld1q_f32(m + 4 * h), t->m[b] + 2 * h);
+        if (has_min(type) || two_scales(type)) of_rows(vld1q_f32(m + 4 * h), t->m[b] + 2 * h);
     }
 }
 
@@ -76,11 +78,11 @@ DS4_INLINE void add_run(uint32_t type, const legacy_panel *t, int pairs, int64_t
         for (int p = 0; p < PAIRS; p++) acc[c][p] = sums[c][p];
     for (int64_t b = 0; b < run; b++) {
         const int64_t at = first + b;
-        int32x4_t dot[2][PAIRS];
+        int32x4_t dot[2][PAIRS], second[2][PAIRS];
         for (int c = 0; c < pairs; c++)
-            for (int p = 0; p < PAIRS; p++) dot[c][p] = vdupq_n_s32(0);
+            for (int p = 0; p < PAIRS; p++) dot[c][p] = second[c][p] = vdupq_n_s32(0);
         add_sixteen(pairs, t->w[b], x, 32 * at, dot);
-        add_sixteen(pairs, t->w[b] + 2, x, 32 * at + 16, dot);
+        add_sixteen(pairs, t->w[b] + 2, x, 32 * at + 16, two_scales(type) ? second : dot);
 #pragma GCC unroll 2
         for (int c = 0; c < pairs; c++) {
             const ds4_act32 *v = view + 2 * c;
@@ -90,6 +92,9 @@ DS4_INLINE void add_run(uint32_t type, const legacy_panel *t, int pairs, int64_t
             for (int p = 0; p < PAIRS; p++) {
                 const float32x4_t d = vmulq_f32(t->d[b][p], dx);
                 acc[c][p] = vfmaq_f32(acc[c][p], d, vcvtq_f32_s32(dot[c][p]));
+                if (two_scales(type))
+                    acc[c][p] = vfmaq_f32(acc[c][p], vmulq_f32(t->m[b][p], dx),
+                                          vcvtq_f32_s32(second[c][p]));
                 if (has_min(type)) acc[c][p] = vfmaq_f32(acc[c][p], t->m[b][p], s);
             }
         }
@@ -102,10 +107,10 @@ DS4_INLINE void add_run(uint32_t type, const legacy_panel *t, int pairs, int64_t
 
 DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_weight *w, int64_t r, int64_t count,
                            const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
-    const int bytes = block_bytes_of(type);
-    const int64_t blocks = w->cols / 32;
-    const uint8_t *data = (const uint8_t *)w->data + r * blocks * bytes, *rows[8];
-    for (int64_t i = 0; i < 8; i++) rows[i] = data + (i < count ? i : count - 1) * blocks * bytes;
+    const int bytes = block_bytes_of(type), parts = parts_of(type);
+    const int64_t blocks = w->cols / 32, row_bytes = blocks / parts * bytes;
+    const uint8_t *data = (const uint8_t *)w->data + r * row_bytes, *rows[8];
+    for (int64_t i = 0; i < 8; i++) rows[i] = data + (i < count ? i : count - 1) * row_bytes;
     legacy_panel panel;
     float32x4_t acc[MANY / 2][PAIRS];
     for (int64_t c = 0; c < (n + 1) / 2; c++)
@@ -116,7 +121,8 @@ DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_weight *w, int64_t r
             if (x8)
                 fill_x8(type, data + (first + b) * DS4_X8_ROWS * bytes, b, &panel);
             else
-                fill_raw(type, rows, (first + b) * bytes, b, &panel);
+                fill_raw(type, rows, (first + b) / parts * bytes, (int)((first + b) % parts), b,
+                         &panel);
         }
         int64_t c = 0;
         const char *x = acts;
@@ -156,6 +162,8 @@ KERNEL(q5_1_raw, DS4_Q5_1, 0)
 KERNEL(q8_0_raw, DS4_Q8_0, 0)
 KERNEL(iq4_nl_raw, DS4_IQ4_NL, 0)
 KERNEL(mxfp4_raw, DS4_MXFP4, 0)
+KERNEL(nvfp4_raw, DS4_NVFP4, 0)
+KERNEL(q1_0_raw, DS4_Q1_0, 0)
 KERNEL(q4_0_x8, DS4_Q4_0, 1)
 KERNEL(q4_1_x8, DS4_Q4_1, 1)
 KERNEL(q5_0_x8, DS4_Q5_0, 1)
@@ -172,6 +180,8 @@ ds4_matmul_fn ds4_matmul_i8mm_legacy(uint32_t type, uint32_t layout) {
     case DS4_Q8_0: return x8 ? q8_0_x8 : q8_0_raw;
     case DS4_IQ4_NL: return x8 ? NULL : iq4_nl_raw;
     case DS4_MXFP4: return x8 ? NULL : mxfp4_raw;
+    case DS4_NVFP4: return x8 ? NULL : nvfp4_raw;
+    case DS4_Q1_0: return x8 ? NULL : q1_0_raw;
     default: return NULL;
     }
 }

@@ -1,7 +1,7 @@
 /* Types whose activations come in blocks of 32, NEON: X8 and raw, one column and many.
  *
- * Owns the fast paths for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (X8 and raw), IQ4_NL and MXFP4 (raw). Eight
- * rows at a time, one lane per row, so the float order is the scalar one: a block of eight rows is
+ * Owns the fast paths for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (X8 and raw), IQ4_NL, MXFP4, NVFP4 and Q1_0 (raw).
+ * A block here is 32 weights: a part of a stored one where that is larger. Eight rows at a time, one lane per row, so the float order is the scalar one: a block of eight rows is
  * unpacked into sixteen vectors once and multiplied with up to COLUMNS columns, four activations being
  * broadcast by the dot product instruction itself. Raw blocks are transposed into the same form.
  */
@@ -12,15 +12,17 @@
 
 /* ---- raw blocks ------------------------------------------------------------------------------ */
 
-DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, tile_block *t) {
+/* Part `part` of the blocks `at` bytes into eight rows. */
+DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t at, int part,
+                         tile_block *t) {
     float d[8], m[8];
     for (int h = 0; h < 2; h++) {
         int8x16_t low[4], high[4], out[4];
         for (int i = 0; i < 4; i++) {
             const uint8_t *block = rows[4 * h + i] + at;
-            raw_values(type, block, low + i, high + i);
-            d[4 * h + i] = raw_scale(type, block);
-            m[4 * h + i] = has_min(type) ? neon_half(block + 2) : 0.0f;
+            raw_values(type, block, part, low + i, high + i);
+            d[4 * h + i] = raw_scale(type, block, part);
+            m[4 * h + i] = raw_second(type, block, part);
         }
         transpose4(low, out);
         for (int j = 0; j < 4; j++) t->w[2 * j + h] = out[j];
@@ -45,11 +47,16 @@ DS4_INLINE void add_block(uint32_t type, const tile_block *t, ds4_act32 x, int64
         sum = vdotq_laneq_s32(sum, t->w[2 + h], low, 1);
         sum = vdotq_laneq_s32(sum, t->w[4 + h], low, 2);
         sum = vdotq_laneq_s32(sum, t->w[6 + h], low, 3);
+        if (two_scales(type)) {
+            acc[h] = vfmaq_f32(acc[h], vmulq_f32(t->d[h], dx), vcvtq_f32_s32(sum));
+            sum = vdupq_n_s32(0);
+        }
         sum = vdotq_laneq_s32(sum, t->w[8 + h], high, 0);
         sum = vdotq_laneq_s32(sum, t->w[10 + h], high, 1);
         sum = vdotq_laneq_s32(sum, t->w[12 + h], high, 2);
         sum = vdotq_laneq_s32(sum, t->w[14 + h], high, 3);
-        acc[h] = vfmaq_f32(acc[h], vmulq_f32(t->d[h], dx), vcvtq_f32_s32(sum));
+        const float32x4_t d = two_scales(type) ? t->m[h] : t->d[h];
+        acc[h] = vfmaq_f32(acc[h], vmulq_f32(d, dx), vcvtq_f32_s32(sum));
         if (has_min(type)) acc[h] = vfmaq_f32(acc[h], t->m[h], vdupq_n_f32(x.s[b]));
     }
 }
@@ -59,10 +66,10 @@ DS4_INLINE void add_block(uint32_t type, const tile_block *t, ds4_act32 x, int64
 DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_weight *w, int64_t r, int64_t count,
                            const char *acts, size_t act_stride, int columns, float *y,
                            int64_t ldy) {
-    const int bytes = block_bytes_of(type);
-    const int64_t blocks = w->cols / 32;
-    const uint8_t *data = (const uint8_t *)w->data + r * blocks * bytes, *rows[8];
-    for (int64_t i = 0; i < 8; i++) rows[i] = data + (i < count ? i : count - 1) * blocks * bytes;
+    const int bytes = block_bytes_of(type), parts = parts_of(type);
+    const int64_t blocks = w->cols / 32, row_bytes = blocks / parts * bytes;
+    const uint8_t *data = (const uint8_t *)w->data + r * row_bytes, *rows[8];
+    for (int64_t i = 0; i < 8; i++) rows[i] = data + (i < count ? i : count - 1) * row_bytes;
     float32x4_t acc[2 * COLUMNS];
     ds4_act32 x[COLUMNS];
     for (int c = 0; c < columns; c++) {
@@ -75,7 +82,7 @@ DS4_INLINE void eight_rows(uint32_t type, int x8, const ds4_weight *w, int64_t r
             __builtin_prefetch(data + (b + 4) * DS4_X8_ROWS * bytes);
             load_x8(type, data + b * DS4_X8_ROWS * bytes, &t);
         } else
-            fill_raw(type, rows, b * bytes, &t);
+            fill_raw(type, rows, b / parts * bytes, (int)(b % parts), &t);
         for (int c = 0; c < columns; c++) add_block(type, &t, x[c], b, acc + 2 * c);
     }
     for (int c = 0; c < columns; c++) {
@@ -117,6 +124,8 @@ KERNEL(q5_1_raw, DS4_Q5_1, 0)
 KERNEL(q8_0_raw, DS4_Q8_0, 0)
 KERNEL(iq4_nl_raw, DS4_IQ4_NL, 0)
 KERNEL(mxfp4_raw, DS4_MXFP4, 0)
+KERNEL(nvfp4_raw, DS4_NVFP4, 0)
+KERNEL(q1_0_raw, DS4_Q1_0, 0)
 KERNEL(q4_0_x8, DS4_Q4_0, 1)
 KERNEL(q4_1_x8, DS4_Q4_1, 1)
 KERNEL(q5_0_x8, DS4_Q5_0, 1)
@@ -133,6 +142,8 @@ ds4_matmul_fn ds4_matmul_neon_legacy(uint32_t type, uint32_t layout) {
     case DS4_Q8_0: return x8 ? q8_0_x8 : q8_0_raw;
     case DS4_IQ4_NL: return x8 ? NULL : iq4_nl_raw;
     case DS4_MXFP4: return x8 ? NULL : mxfp4_raw;
+    case DS4_NVFP4: return x8 ? NULL : nvfp4_raw;
+    case DS4_Q1_0: return x8 ? NULL : q1_0_raw;
     default: return NULL;
     }
 }
