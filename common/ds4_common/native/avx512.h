@@ -52,7 +52,7 @@ typedef struct {
     int64_t left;      /* blocks to its end */
 } group_stream;
 
-enum { STREAM_AHEAD = 4096 }; /* bytes of each */
+enum { STREAM_AHEAD = 8192 }; /* bytes of each */
 
 DS4_INLINE group_stream stream_ahead(const uint8_t *data, int groups, int64_t blocks, int bytes) {
     int64_t early = STREAM_AHEAD / bytes;
