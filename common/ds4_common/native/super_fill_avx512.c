@@ -60,11 +60,12 @@ DS4_INLINE void fill_groups(uint32_t type, const uint8_t *a, const uint8_t *b, i
 DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t row1, int64_t b,
                         super_panel *t) {
     const int64_t blocks = w->cols / DS4_SUPER, bytes = DS4_X8_ROWS * super_bytes(type);
+    const int64_t ahead = blocks_ahead(b, blocks, 2, PANEL / 8) * bytes;
     const uint8_t *groups[PANEL / 8];
     for (int i = 0; i < PANEL / 8; i++) {
         const int64_t first = r + 8 * i < row1 ? r + 8 * i : r;
         groups[i] = (const uint8_t *)w->data + (first / 8 * blocks + b) * bytes;
-        prefetch_bytes(groups[i] + bytes, (int)bytes, 0);
+        prefetch_bytes(groups[i] + ahead, (int)bytes, 0);
     }
     for (int v = 0; v < 2; v++) fill_groups(type, groups[2 * v], groups[2 * v + 1], v, t);
 }
@@ -125,13 +126,14 @@ DS4_INLINE void spread_scales(uint32_t type, const uint8_t (*turned)[64], int v,
     for (int i = 0; super_has_min(type) && i < 8; i++) t->mn[i][v] = load64(turned[8 + i]);
 }
 
-/* The row's next block. */
+/* What is read next but one of that row; of a pair, the half of its codes. */
 DS4_INLINE void prefetch_next(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
                               int64_t b) {
+    const int64_t ahead = b + blocks_ahead(b, p->blocks, 2, layout == DS4_LAYOUT_RAW ? PANEL : PANEL / 2);
     if (layout == DS4_LAYOUT_RAW)
-        prefetch_bytes(p->raw + (r * p->blocks + b + 1) * super_bytes(type), super_bytes(type), 64);
-    else /* half of a pair's codes */
-        prefetch_bytes(p->sections.codes + ((r >> 1) * p->blocks + b + 1) * 128 + (r & 1) * 64, 64, 0);
+        prefetch_bytes(p->raw + (r * p->blocks + ahead) * super_bytes(type), super_bytes(type), 0);
+    else
+        prefetch_bytes(p->sections.codes + (r / 2 * p->blocks + ahead) * 128 + r % 2 * 64, 64, 0);
 }
 
 /* Sixteen rows from row `first` on into half v. */

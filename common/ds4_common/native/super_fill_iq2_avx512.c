@@ -73,6 +73,8 @@ DS4_INLINE void spread_scales(uint32_t type, const __m512i *scales, int v, super
 /* Sixteen rows from row `first` on into half v. */
 DS4_INLINE void fill_sixteen(uint32_t type, uint32_t layout, const code_book *book, const ds4_weight *w,
                              int64_t first, int64_t row1, int64_t b, int v, super_panel *t) {
+    const int step = step_of(type, layout, 64);
+    const int64_t ahead = blocks_ahead(b, w->cols / DS4_SUPER, 2, PANEL) * step;
     __m512i dwords[2][4][8], scales[8], turned[8];
     uint16_t d[16];
     for (int i = 0; i < 8; i++) {
@@ -84,7 +86,7 @@ DS4_INLINE void fill_sixteen(uint32_t type, uint32_t layout, const code_book *bo
             rows[k] = row_of(type, layout, w, first + row < row1 ? first + row : row1 - 1);
             places[k] = block_of(type, layout, rows + k, b);
             d[row] = ds4_load_u16(places[k].d);
-            prefetch_bytes(places[k].codes + 2 * step_of(type, layout, 64), 64, 0);
+            prefetch_bytes(places[k].codes + ahead, step - 2, 0); /* two of 66 come with the next */
         }
         load_two(type, layout, book, places, places + 1, 1, &p);
         scales[i] = p.scale;

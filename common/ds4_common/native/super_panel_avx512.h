@@ -55,6 +55,12 @@ DS4_INLINE int super_offset(uint32_t type) {
     }
 }
 
+/* Blocks from block b of a row, or of a group, to the one that is read `ahead` blocks later: behind the end of
+ * a row comes the next panel, after the `rows` that lie side by side in this one. */
+DS4_INLINE int64_t blocks_ahead(int64_t b, int64_t blocks, int ahead, int rows) {
+    return ahead + (b + ahead < blocks ? 0 : (rows - 1) * blocks);
+}
+
 /* Unpacks block b of rows [r, r + PANEL); those from row1 on repeat one that exists. */
 typedef void (*super_fill)(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t);
 
