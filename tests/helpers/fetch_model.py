@@ -75,7 +75,7 @@ def main() -> None:
         if not (target.is_file() and sha256_of(target) == SHA256):
             fetch(target)
         checked.write_text(state_of(target))
-    print(f"model: {target}")
+    print(target)
 
 
 if __name__ == "__main__":
