@@ -6,14 +6,9 @@ machine's device, without the tests that inject faults. The answers are those of
 
 from __future__ import annotations
 
-import os
 import signal
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,110 +17,25 @@ from ds4_common.allocation import ArtifactKind
 from ds4_common.gguf import GgmlType
 from ds4_worker.executor.api import ExecutorConfig
 from golden import tiny
-from golden.gemma3.cases import CASES as GEMMA3
-from helpers import cuda_stand_in, stack
-from helpers.cuda_executors import kernel_folder
-from helpers.device_stack import Device, device
-from helpers.executors import GREEDY, cpu_executor, generate
+from helpers import stack
+from helpers.device_stack import Device
+from helpers.device_worker import (
+    BODY,
+    COUNT,
+    MARKS,
+    PROMPT,
+    STAND_IN,
+    Model,
+    answer,
+    launch,
+    worker,
+)
 from helpers.models import smollm2_path
-from helpers.prepared import prepare_file
 from helpers.stack import Program
 from helpers.wide_experts import TWO_BIT, wide_experts
 
-ON_DEVICE = os.environ.get("DS4_TEST_GPU") == "1"
-MISSING = "" if ON_DEVICE else cuda_stand_in.missing()
-pytestmark = [pytest.mark.gpu] if ON_DEVICE else [pytest.mark.skipif(bool(MISSING), reason=MISSING)]
-STAND_IN = pytest.mark.skipif(ON_DEVICE, reason="needs the stand-in driver")
-CASE = GEMMA3[0]
-PROMPT, COUNT = [3, 14, 15, 9, 26] * 3, 12
-FLAGS = ("--max-seqs", "2", "--prefill-chunk", "16", "--mixed-prefill-quantum", "8")
+pytestmark = MARKS
 SMALL_CHUNKS = ("--prefill-chunk", "8", "--mixed-prefill-quantum", "7")
-BODY: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
-
-
-class Model:
-    """A model, and the kernels that it needs on the stand-in."""
-
-    def __init__(self, path: Path, config: ExecutorConfig, folder: Path) -> None:
-        self.path, self.prepared, self.config = path, prepare_file(path), config
-        self.environment = {}
-        if not ON_DEVICE:
-            kernels = kernel_folder(self.prepared, config, folder / "kernels")
-            self.environment["DS4_CUDA_KERNELS"] = str(kernels)
-
-    def answer(self, prompt: list[int], count: int) -> list[int]:
-        """The CPU's."""
-        executor = cpu_executor(self.prepared, self.config)
-        drawn = generate(executor, prompt, count, GREEDY)
-        executor.close()
-        return [sampled.token for sampled in drawn]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("model")
-    config = ExecutorConfig(threads=1, banks=2, context_tokens=CASE.context, batch_tokens=16)
-    return Model(tiny.write_gguf(CASE, folder / "model.gguf"), config, folder)
-
-
-@pytest.fixture(scope="module")
-def expected(model: Model) -> str:
-    """The text of a tiny answer."""
-    return "".join(tiny.TEXTS[token] for token in model.answer(PROMPT, COUNT))
-
-
-@pytest.fixture
-def run() -> Iterator[Path]:
-    """Short enough for sockets."""
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
-class RealDevice(Device):
-    """This machine's, with whatever else is on it."""
-
-    def environment(self, **_: str) -> dict[str, str]:
-        return {}
-
-    def used_bytes(self) -> int:
-        return 0
-
-
-@pytest.fixture
-def on_device() -> Iterator[Device]:
-    if not ON_DEVICE:
-        with device(host="hidden") as made:
-            yield made
-        return
-    real = RealDevice()
-    yield real
-    real.end()
-
-
-def launch(
-    on_device: Device, model: Model, run: Path, port: int, *flags: str, **more: str
-) -> Program:
-    """A worker that may not get far. `more`: settings of the stand-in."""
-    environment = {**model.environment, **on_device.environment(**more)}
-    arguments = ("--manifest", str(run / "w"), "--port", str(port), *FLAGS, *flags)
-    program = Program.start("ds4_worker.cli", *arguments, **environment)
-    on_device.programs.append(program)
-    return program
-
-
-@contextmanager
-def worker(
-    on_device: Device, model: Model, run: Path, port: int, *flags: str, **more: str
-) -> Iterator[Program]:
-    program = launch(on_device, model, run, port, "--cuda", *flags, **more)
-    program.wait_for("ready")
-    yield program
-
-
-def answer(port: int) -> str:
-    status, reply = stack.request(port, "POST", "/v1/completions", {"prompt": PROMPT, **BODY})
-    assert status == 200, reply
-    return str(reply["choices"][0]["text"])
 
 
 # --- the whole path ---

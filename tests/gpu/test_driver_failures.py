@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -49,7 +50,12 @@ def kinds(base: type[CudaError]) -> list[type[CudaError]]:
     [
         (PROBE, {"fault": "cuInit:1:100"}, 43, "NoCudaDevice"),
         (PROBE, {"fault": "cuInit:1:34"}, 41, "NoCudaDriver"),
+        (PROBE, {"fault": "cuInit:1:802"}, 40, "nvidia-fabricmanager"),
         (PROBE, {"fault": "cuInit:1:803"}, 40, "restart the machine"),
+        (PROBE, {"fault": "cuInit:1:805"}, 40, "MPS daemon"),
+        (PROBE, {"fault": "cuInit:1:999"}, 40, "nvidia_uvm"),
+        (USE, {"fault": "cuDevicePrimaryCtxRetain:1:46"}, 40, "nvidia-smi -q -d COMPUTE"),
+        (USE, {"fault": "cuStreamSynchronize:1:810"}, 49, "MPS_CLIENT_TERMINATED"),
         (PROBE, {"driver": "12080"}, 42, "got CUDA 12.8, expected 13.0"),
         (PROBE, {"lacks": "vmm"}, 44, "no virtual memory management"),
         (PROBE, {"lacks": "fd"}, 44, "no export of memory as file descriptors"),
@@ -131,6 +137,18 @@ def test_each_kind_of_cuda_error_has_an_exit_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes)
     assert not {0, 1, 2, 3, 75} & set(codes)
     assert issubclass(CudaError, Ds4Error)
+
+
+def test_whatever_the_header_says_ends_a_process_is_a_lost_context() -> None:
+    text = (cuda_stand_in.headers() / "cuda.h").read_text()
+    codes = text[text.index("typedef enum cudaError_enum") : text.index("} CUresult;")]
+    found = {
+        int(code)
+        for comment, code in re.findall(r"/\*\*(.*?)\*/\s*CUDA_\w+\s*=\s*(\d+)", codes, re.DOTALL)
+        if re.search(r"terminated[\s*]+and[\s*]+relaunched", comment)
+    }
+    assert len(found) > 9
+    assert found <= driver.STICKY
 
 
 def test_every_result_code_of_the_bindings_becomes_an_error_that_names_it() -> None:

@@ -52,7 +52,7 @@ def probe(ordinal: int = 0, *, uuid: str = "") -> Device:
     driver.init()
     count = int(driver.call("cuDeviceGetCount"))
     if not count:
-        raise NoCudaDevice("no CUDA device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        raise NoCudaDevice(f"the CUDA driver has 0 devices: {driver.NO_DEVICE_ADVICE}")
     if not 0 <= ordinal < count:
         raise WrongCudaDevice(
             f"no CUDA device {ordinal}: got {count} device(s), expected a number below {count};"

@@ -26,25 +26,36 @@ MINIMUM_VERSION = 13000  # CUDA 13.0: the 580 drivers, the first to load what NV
 
 SUCCESS, OUT_OF_MEMORY, NOT_READY = 0, 2, 600
 
-# After these a context answers every call with the same code: only a new process helps.
-_STICKY = frozenset((214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+# After these a context answers every call with the same code: only a new process helps. Those that
+# cuda.h says it of, and 709, 710 (a context that is gone), 214, 220 (memory, links that failed).
+STICKY = frozenset((214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
 _CLASSES: dict[int, type[CudaError]] = {
     OUT_OF_MEMORY: CudaOutOfMemory,
     34: NoCudaDriver,  # the stub library of a toolkit
     100: NoCudaDevice,
     101: WrongCudaDevice,
-    **dict.fromkeys(_STICKY, CudaContextLost),
+    **dict.fromkeys(STICKY, CudaContextLost),
 }
+NO_DEVICE_ADVICE = (
+    "no CUDA device is visible; see nvidia-smi, CUDA_VISIBLE_DEVICES and who may open /dev/nvidia*"
+)
 _ADVICE: dict[type[CudaError], str] = {
     CudaOutOfMemory: "free device memory, or ask for less",
     NoCudaDriver: "install NVIDIA driver 580 or newer",
-    NoCudaDevice: "no CUDA device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+    NoCudaDevice: NO_DEVICE_ADVICE,
     WrongCudaDevice: "see nvidia-smi -L for the devices there are",
     CudaContextLost: "the context is lost with everything in it; restart this process",
 }
+_MPS = "the MPS daemon that this process is a client of; see nvidia-cuda-mps-control"
 _ADVICE_FOR_CODE = {
+    46: "another process has the device for itself, or it takes none: see nvidia-smi -q -d COMPUTE",
     304: "the system refused, most often for too many open files; see ulimit -n",
+    802: "the machine's switches are not up yet: see systemctl status nvidia-fabricmanager",
     803: "the driver's library and kernel module are of different versions; restart the machine",
+    **dict.fromkeys((805, 806, 807, 808, 809), _MPS),
+}
+_ADVICE_FOR_INIT = {
+    999: "most often the kernel module nvidia_uvm is missing, or /dev/nvidia* may not be opened",
 }
 
 _bindings: Any = None
@@ -151,7 +162,8 @@ def failure(name: str, code: int, what: str = "") -> CudaError:
     kind = _CLASSES.get(code, CudaError)
     _context_lost |= kind is CudaContextLost
     where = f"{name}, {what}" if what else name
-    advice = _ADVICE_FOR_CODE.get(code) or _ADVICE.get(kind)
+    told = _ADVICE_FOR_INIT if name == "cuInit" else {}
+    advice = told.get(code) or _ADVICE_FOR_CODE.get(code) or _ADVICE.get(kind)
     error = kind(f"CUDA driver: {where}: {text} ({code})" + (f"; {advice}" if advice else ""))
     error.function, error.code = name, code
     return error

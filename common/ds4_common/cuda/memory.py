@@ -8,6 +8,7 @@ driver does not take for device memory.
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -74,12 +75,12 @@ class Allocation:
         return cls(handle, n_bytes, label)
 
     def export_fd(self) -> int:
-        """A new descriptor for the memory; closing it is the caller's business."""
-        return int(
-            driver.call(
-                "cuMemExportToShareableHandle", self._handle, _handle_kind(), 0, what=self.label
-            )
-        )
+        """A new descriptor for the memory, closed on exec (no driver promises that); closing it is
+        the caller's business."""
+        kind = _handle_kind()
+        fd = driver.call("cuMemExportToShareableHandle", self._handle, kind, 0, what=self.label)
+        os.set_inheritable(fd, False)
+        return int(fd)
 
     @property
     def handle(self) -> Any:

@@ -20,6 +20,7 @@ KERNELS = Path(__file__).parents[2] / "gpu" / "contract_kernels.cu"
 Claim = Callable[[], None]
 CLAIMS: dict[str, Claim] = {}
 LOSES_CONTEXT: set[str] = set()
+STRICT: set[str] = set()
 
 
 def claim(function: Claim) -> Claim:
@@ -31,6 +32,13 @@ def claim(function: Claim) -> Claim:
 def fatal_claim(function: Claim) -> Claim:
     """One that ends with a lost context: the process is of no use after it."""
     LOSES_CONTEXT.add(function.__name__)
+    return claim(function)
+
+
+def strict_claim(function: Claim) -> Claim:
+    """What the stand-in refuses so that mistakes show, and a device may let pass: nothing of ours
+    depends on the refusal. Where a device lets it pass, its test is skipped and says so."""
+    STRICT.add(function.__name__)
     return claim(function)
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from ds4_common.cuda.device import probe
-from ds4_common.cuda.memory import Allocation, Mapping, granularity
+from ds4_common.cuda.memory import Allocation, DeviceBuffer, Mapping, granularity
 from ds4_common.errors import CudaError, WrongCudaDevice
 from helpers import cuda_stand_in
 from helpers.driver.bench import bench, claim
@@ -20,13 +20,24 @@ READER = """
 import sys
 from helpers import cuda_stand_in
 from helpers.driver.bench import bench
-from ds4_common.cuda.memory import Allocation, Mapping, granularity
+from ds4_common.cuda.memory import Allocation, DeviceBuffer, Mapping, granularity
 with bench() as it:
     size = int(sys.argv[2])
     with Allocation.import_fd(int(sys.argv[1]), size, "import") as imported:
         with Mapping(imported, it.device, writable=False) as mapping:
             for line in sys.stdin:
                 print(it.get(mapping.address + size - 8, 8).decode(), flush=True)
+"""
+FILLER = """
+import sys
+from helpers import cuda_stand_in
+from helpers.driver.bench import bench
+from ds4_common.cuda.memory import Allocation, Mapping
+with bench() as it:
+    size = int(sys.argv[2])
+    with Allocation.import_fd(int(sys.argv[1]), size, "import") as imported:
+        with Mapping(imported, it.device, writable=True) as mapping:
+            it.put(mapping.address + size - 8, b"uploaded")
 """
 WRITER = """
 import array, socket, sys
@@ -98,6 +109,34 @@ def imported_memory_outlives_the_process_that_made_it() -> None:
 
 
 @claim
+def a_descriptor_alone_keeps_memory_whose_maker_died() -> None:
+    """What an owner's successor has: no handle, no mapping, only what was handed over."""
+    with bench() as it:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, start(WRITER, theirs.fileno(), fd=theirs.fileno()) as writer:
+            _, fds, _, _ = socket.recv_fds(ours, 16, 1)
+            writer.kill()
+            writer.wait()
+        with Allocation.import_fd(fds[0], granularity(it.device), "import") as imported:
+            with Mapping(imported, it.device, writable=False) as mapping:
+                assert it.get(mapping.address, 8) == b"survivor"
+        os.close(fds[0])
+
+
+@claim
+def memory_made_without_a_context_is_filled_by_one_process_and_read_by_another() -> None:
+    """An owner, its loader and a worker: the loader is gone before the worker maps."""
+    device = probe()
+    with Allocation.create(device, granularity(device), "weights") as allocation:
+        for program, expected in ((FILLER, ""), (READER, "uploaded")):
+            fd = allocation.export_fd()
+            with start(program, fd, allocation.n_bytes, fd=fd) as process:
+                os.close(fd)
+                assert process.communicate("\n")[0].strip() == expected
+                assert process.returncode == 0
+
+
+@claim
 def a_forked_child_is_refused() -> None:
     with bench():
         child = os.fork()
@@ -130,10 +169,10 @@ def in_thread(work: Callable[[], None]) -> list[BaseException]:
 
 @claim
 def a_thread_needs_the_context_made_current() -> None:
-    with bench() as it, it.shareable() as allocation:
+    with bench() as it:
 
         def use() -> None:
-            Mapping(allocation, it.device, writable=True).close()
+            DeviceBuffer(64, "buffer").close()
 
         def enter_and_use() -> None:
             it.context.enter()

@@ -26,10 +26,15 @@ def command(body: str) -> list[str]:
     return [sys.executable, "-c", FRAME.format(body=textwrap.indent(textwrap.dedent(body), "    "))]
 
 
+def own_environment() -> dict[str, str]:
+    """Whatever driver the tests themselves see."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def plain_environment() -> dict[str, str]:
     """Without the stand-in, whatever started the tests."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DS4_SIM_", "DS4_CUDA_"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    left_out = ("DS4_SIM_", "DS4_CUDA_")
+    return {k: v for k, v in own_environment().items() if not k.startswith(left_out)}
 
 
 def on_stand_in(body: str, **settings: str) -> subprocess.CompletedProcess[str]:

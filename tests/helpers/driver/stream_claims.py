@@ -15,6 +15,7 @@ from helpers.driver.bench import (
     claim,
     fatal_claim,
     memory,
+    strict_claim,
     zeroed_floats,
 )
 from helpers.driver.memory_claims import refused
@@ -234,7 +235,7 @@ def waiting_for_a_stream_that_captures_breaks_the_capture_and_nothing_else() -> 
         assert it.floats(data.address, 4) == [2.0] * 4
 
 
-@claim
+@strict_claim
 def memory_cannot_be_allocated_while_capturing() -> None:
     with bench() as it, zeroed_floats(it, 4) as data:
         it.stream.begin_capture()

@@ -155,7 +155,7 @@ API cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
     if (found == handles.end() || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (!sim::profile().has_fd_export) return CUDA_ERROR_NOT_SUPPORTED;
-    int fd = fcntl(found->second.backing->fd, F_DUPFD_CLOEXEC, 0);
+    int fd = fcntl(found->second.backing->fd, F_DUPFD, 0); /* nothing says: closed on exec */
     if (fd < 0) return from_errno();
     *static_cast<int *>(out) = fd;
     return CUDA_SUCCESS;
