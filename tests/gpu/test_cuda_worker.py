@@ -18,7 +18,7 @@ from ds4_common.gguf import GgmlType
 from ds4_worker.executor.api import ExecutorConfig
 from golden import tiny
 from helpers import stack
-from helpers.device_stack import Device
+from helpers.device_stack import Device, owner_flags
 from helpers.device_worker import (
     BODY,
     COUNT,
@@ -184,23 +184,86 @@ def test_cpu_layouts_are_refused_by_name(on_device: Device, run: Path) -> None:
         assert "no kernels for: weights of Q8_0 in layout 1" in refused.text
 
 
+# Settings of the stand-in under the worker; its exit code, and a part of its line.
+STARTS: dict[str, tuple[dict[str, str], int, str]] = {
+    "no driver": ({"library_path": ""}, 41, "no CUDA driver"),
+    "an old driver": ({"driver": "12080"}, 42, "got CUDA 12.8, expected 13.0"),
+    "no device": ({"fault": "cuInit:1:100"}, 43, "no CUDA device is visible"),
+    "no VMM": ({"lacks": "vmm"}, 44, "no virtual memory management"),
+    "no export": ({"lacks": "fd"}, 44, "no export of memory as file descriptors"),
+    "another device": ({"profile": "integrated"}, 45, "not among the devices here"),
+    "another driver": ({"granularity_kb": "4096"}, 48, "maps in units of 4194304 bytes"),
+    "no memory": ({"fault": "cuMemAlloc:3:2"}, 46, "OUT_OF_MEMORY"),
+    "no memory to import": ({"fault": "cuMemImportFromShareableHandle:1:2"}, 46, "OUT_OF_MEMORY"),
+    "no import": ({"fault": "cuMemImportFromShareableHandle:1:1"}, 47, "is no device memory"),
+    "no mapping": ({"fault": "cuMemMap:1:1"}, 47, "of another size than announced"),
+    "no reading": ({"fault": "cuMemSetAccess:1:801"}, 40, "NOT_SUPPORTED"),
+    "a device taken": ({"fault": "cuDevicePrimaryCtxRetain:1:46"}, 40, "nvidia-smi -q -d COMPUTE"),
+    "a fault": ({"fault": "cuEventSynchronize:1:700"}, 49, "the context is lost"),
+    "other code": ({"fault": "cuModuleLoadData:2:209"}, 40, "NO_BINARY_FOR_GPU"),
+}
+
+
+@STAND_IN
+@pytest.mark.parametrize("why", STARTS)
+def test_a_worker_that_cannot_start_ends_with_one_line_and_the_code_of_its_reason(
+    on_device: Device, model: Model, run: Path, why: str
+) -> None:
+    settings, code, says = STARTS[why]
+    owner = on_device.owner(model.path, run)
+    held, descriptors = on_device.used_bytes(), on_device.descriptors(owner.process.pid)
+    refused = launch(on_device, model, run, stack.free_port(), "--cuda", **settings)
+    assert refused.wait() == code, refused.text
+    assert says in refused.text
+    assert len(refused.lines) == 1, refused.text
+    assert on_device.used_bytes() == held
+    assert on_device.descriptors(owner.process.pid) == descriptors
+
+
 @STAND_IN
 @pytest.mark.parametrize(
-    ("fault", "code"),
+    ("kind", "says"),
     [
-        ("cuMemAlloc:3:2", 46),
-        ("cuMemImportFromShareableHandle:1:2", 46),
-        ("cuModuleLoadData:2:209", 40),
+        ("smaller", "the descriptor is of another size than announced"),
+        ("blank", "samples of the mapped memory have hash"),
+        ("foreign", "is no device memory of this machine's driver"),
     ],
 )
-def test_a_worker_that_cannot_start_ends_with_the_code_of_its_reason(
-    on_device: Device, model: Model, run: Path, fault: str, code: int
+def test_an_owner_that_hands_out_other_memory_is_refused_in_one_line(
+    on_device: Device, run: Path, tmp_path: Path, kind: str, says: str
+) -> None:
+    model = Model(smollm2_path(), ExecutorConfig(context_tokens=64), tmp_path, kernels=False)
+    liar = on_device.launch("helpers.lying_owner", kind, *owner_flags(model.path, run))
+    liar.wait_for("ready manifest=")
+    held = on_device.used_bytes()
+    refused = launch(on_device, model, run, stack.free_port(), "--cuda")
+    assert refused.wait() == 47, refused.text
+    assert says in refused.text
+    assert len(refused.lines) == 1, refused.text
+    assert on_device.used_bytes() == held
+
+
+@STAND_IN
+@pytest.mark.parametrize(
+    ("module", "cache", "code", "says"),
+    [
+        ("helpers.no_compiler", "{run}/cubins", 50, "NVRTC: cannot be loaded"),
+        ("ds4_worker.cli", "/proc/nowhere", 52, "cannot be kept in /proc/nowhere"),
+        ("ds4_worker.cli", "{run}/lock", 52, "cannot be read"),
+        ("ds4_worker.cli", "{run}/cubins", 40, "NO_BINARY_FOR_GPU"),  # only then: it was compiled
+    ],
+)
+def test_kernels_that_cannot_be_had_are_one_line_with_a_code_of_their_own(
+    on_device: Device, model: Model, run: Path, module: str, cache: str, code: int, says: str
 ) -> None:
     on_device.owner(model.path, run)
     held = on_device.used_bytes()
-    refused = launch(on_device, model, run, stack.free_port(), "--cuda", fault=fault)
+    arguments = ("--cuda", "--manifest", str(run / "w"), "--port", "0", "--max-seqs", "1")
+    flags = ("--cuda-cache", cache.format(run=run), "--prefill-chunk", "16")
+    refused = on_device.launch(module, *arguments, *flags)
     assert refused.wait() == code, refused.text
-    assert refused.text.count("CUDA driver: ") == 1
+    assert says in refused.text
+    assert len(refused.lines) == 1, refused.text
     assert on_device.used_bytes() == held
 
 

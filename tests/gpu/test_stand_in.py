@@ -111,6 +111,16 @@ def test_processes_of_a_pool_share_the_devices_memory_and_a_kill_gives_it_back(
     assert on_stand_in(FREE, **pool).stdout == "48\n"
 
 
+def test_the_compiler_works_beside_it() -> None:
+    """NVRTC opens whatever libcuda.so.1 it finds, and asks it for private functions."""
+    program = """
+        from helpers.driver.bench import cubin
+        print(len(cubin("sm_90")) > 1000)
+    """
+    done = on_stand_in(program)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
 def test_a_log_tells_every_call(tmp_path: Path) -> None:
     log = tmp_path / "calls"
     assert on_stand_in(UNWAITED, log=str(log)).returncode == 0

@@ -40,12 +40,14 @@ BODY: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": Tru
 class Model:
     """A model, and the kernels that it needs on the stand-in."""
 
-    def __init__(self, path: Path, config: ExecutorConfig, folder: Path) -> None:
+    def __init__(
+        self, path: Path, config: ExecutorConfig, folder: Path, *, kernels: bool = True
+    ) -> None:
         self.path, self.prepared, self.config = path, prepare_file(path), config
         self.environment = {}
-        if SIMULATED:
-            kernels = kernel_folder(self.prepared, config, folder / "kernels")
-            self.environment["DS4_CUDA_KERNELS"] = str(kernels)
+        if SIMULATED and kernels:
+            built = kernel_folder(self.prepared, config, folder / "kernels")
+            self.environment["DS4_CUDA_KERNELS"] = str(built)
 
     def answer(self, prompt: list[int], count: int) -> list[int]:
         """The CPU's."""
@@ -93,7 +95,10 @@ def launch(
     on_device: Device, model: Model, run: Path, port: int, *flags: str, **more: str
 ) -> Program:
     """A worker that may not get far. `more`: settings of the stand-in."""
-    environment = {**model.environment, **on_device.environment(**more)}
+    if more.pop("library_path", None) == "":
+        environment = {"LD_LIBRARY_PATH": ""}
+    else:
+        environment = {**model.environment, **on_device.environment(**more)}
     arguments = ("--manifest", str(run / "w"), "--port", str(port), *FLAGS, *flags)
     program = Program.start("ds4_worker.cli", *arguments, **environment)
     on_device.programs.append(program)

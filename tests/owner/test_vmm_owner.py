@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(cuda_stand_in.missing()), reason=cuda_stand
 MODES = {
     "lazy": {"streams": "lazy"},
     "eager": {"streams": "eager"},
-    "integrated": {"profile": "integrated"},
+    "integrated": {"profile": "integrated", "granularity_kb": "8192"},
 }
 # What the resident process may ask of the driver: nothing that needs a context.
 RESIDENT_CALLS = {
@@ -73,7 +73,8 @@ def test_the_device_holds_what_host_memory_would(simulated: Device, kinds: Path,
         ArtifactKind.IQ2_XXS_ALIGNED, ArtifactKind.IQ2_XS_ALIGNED, ArtifactKind.Q2_K_ALIGNED,
         ArtifactKind.Q8_0_ALIGNED, ArtifactKind.MLA_KV_B,
     }  # fmt: skip
-    assert all(a.alloc_bytes % (2 << 20) == 0 for a in manifest.allocations)
+    unit = int(simulated.settings.get("granularity_kb", "2048")) << 10
+    assert all(a.alloc_bytes % unit == 0 for a in manifest.allocations)
     worker.end()
     assert program.stop() == 0
     assert simulated.used_bytes() == 0

@@ -110,6 +110,7 @@ def test_a_host_may_be_a_unix_socket_or_bring_its_port() -> None:
         (["--metal"], "runs on CPUs and CUDA devices; leave out --metal"),
         (["--cuda-copy"], "--cuda-copy needs --cuda"),
         (["--cuda-cache", "/tmp"], "--cuda-cache needs --cuda"),
+        (["--cuda", "--cuda-cache", "~nobody-here/x"], "no such home folder"),
     ],
 )
 def test_a_bad_flag_is_a_usage_error_that_names_it(argv: list[str], message: str) -> None:

@@ -6,6 +6,8 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -180,10 +182,54 @@ def test_a_unit_that_fails_fails_all_of_them_with_its_own_words() -> None:
 
 
 def test_what_a_killed_start_left_behind_disturbs_nobody(tmp_path: Path, lines: Lines) -> None:
-    (tmp_path / ".new-killed").write_bytes(b"half of a cubin")
+    """And is gone, unless somebody may still be at it."""
+    for name, age in (("killed", 7200), ("writing", 60)):
+        left = tmp_path / f".new-{name}"
+        left.write_bytes(b"half of a cubin")
+        os.utime(left, (time.time() - age,) * 2)
     compiler = Compiler("sm_90", tmp_path, lines)
     compiler.kernel(SMALL)
     assert (compiler.compiled, lines) == (1, [])
+    assert {path.name for path in tmp_path.glob(".new-*")} == {".new-writing"}
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_fifo, "nobody else can write to"),
+        (_folder, "got mode 40"),
+        (lambda path: path.chmod(0o666), "got mode 100666"),
+        (lambda path: path.chmod(0o620), "got mode 100620"),
+    ],
+    ids=["fifo", "folder", "everybody", "group"],
+)
+def test_what_others_could_have_written_is_refused_at_once(
+    tmp_path: Path, lines: Lines, change: Callable[[Path], None], says: str
+) -> None:
+    """The hash in a file says that it is whole, not who made it."""
+    Compiler("sm_90", tmp_path, lines).kernel(SMALL)
+    change(entry(tmp_path))
+    with pytest.raises(CubinCacheError, match=says):
+        Compiler("sm_90", tmp_path, lines).kernel(SMALL)
+
+
+def test_a_file_of_another_user_is_refused(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Compiler("sm_90", tmp_path, lines).kernel(SMALL)
+    monkeypatch.setattr(module, "_TRUSTED", (os.geteuid() + 1,))
+    with pytest.raises(CubinCacheError, match=f"of uid {os.geteuid()}"):
+        Compiler("sm_90", tmp_path, lines).kernel(SMALL)
 
 
 def test_the_name_of_a_file_follows_everything_that_decides_its_contents() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from ds4_common.errors import UsageError
 from ds4_worker.engine.api import Speculate
 
 DEFAULT_CONTEXT_TOKENS = 8192
@@ -20,6 +23,20 @@ class CudaConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: str  # folder of compiled kernels
     copy: bool = False  # the weights from the owner's host memory
     kernels: str = ""  # folder of kernels that were built for a simulated device (tests)
+
+
+def cubin_folder(given: str, environment: Mapping[str, str]) -> str:
+    """The folder of compiled kernels. Raises UsageError where `~` stands for nothing."""
+    caches = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):  # which the XDG specification says to ignore
+        caches = "~/.cache"
+    named = given or os.path.join(caches, "ds4", "cubins")
+    folder = os.path.expanduser(named)
+    if folder.startswith("~"):
+        raise UsageError(
+            f"--cuda-cache: {named}: there is no such home folder; give a path without ~"
+        )
+    return folder
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

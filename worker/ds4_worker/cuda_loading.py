@@ -72,9 +72,7 @@ def open_executor(
 def _code(device: Device, cuda: CudaConfig) -> Code:
     if cuda.kernels:
         return simulated_code(device, Path(cuda.kernels))
-    return compiled_code(
-        device, Path(cuda.cache).expanduser(), lambda text: write_line(f"ds4-server: {text}")
-    )
+    return compiled_code(device, Path(cuda.cache), lambda text: write_line(f"ds4-server: {text}"))
 
 
 def _import(

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from ds4_common.errors import UsageError
 from ds4_common.paths import MANIFEST_VARIABLE
-from ds4_worker.config import CudaConfig, EngineConfig
+from ds4_worker.config import CudaConfig, EngineConfig, cubin_folder
 from ds4_worker.engine.api import MOST_DRAFTS, Speculate
 from ds4_worker.executor.api import KV_DTYPES
 from ds4_worker.flags import Flag, Group, Options
@@ -119,9 +119,8 @@ def cuda_config(options: Options, environment: Mapping[str, str]) -> CudaConfig 
             if options.given(flag):
                 raise UsageError(f"{flag} needs --cuda")
         return None
-    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     return CudaConfig(
-        cache=options.text("--cuda-cache") or os.path.join(caches, "ds4", "cubins"),
+        cache=cubin_folder(options.text("--cuda-cache") or "", environment),
         copy=options.given("--cuda-copy"),
         kernels=environment.get("DS4_CUDA_KERNELS", ""),
     )

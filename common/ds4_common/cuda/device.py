@@ -79,9 +79,9 @@ def find(uuid: str, name: str = "") -> Device:
     driver.init()
     seen = []
     for ordinal in range(int(driver.call("cuDeviceGetCount"))):
-        device = probe(ordinal)
+        device = _describe(ordinal)
         if device.uuid == uuid:
-            return device
+            return probe(ordinal, uuid=uuid)
         seen.append(f"{device.uuid} ({device.name})")
     raise WrongCudaDevice(
         f"the weights are on {uuid}{f' ({name})' if name else ''}, which is not among the devices"

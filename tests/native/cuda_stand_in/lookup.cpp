@@ -31,3 +31,10 @@ API cuGetProcAddress(const char *symbol, void **function, int, cuuint64_t,
         *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
+
+/* NVRTC asks every driver that it finds for private functions, and believes that it got them when
+ * there is nobody to say no. */
+API cuGetExportTable(const void **table, const CUuuid *) {
+    *table = nullptr;
+    return CUDA_ERROR_NOT_FOUND;
+}

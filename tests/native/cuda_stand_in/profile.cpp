@@ -37,6 +37,7 @@ sim::Profile read_profile() {
     p.total_bytes = megabytes      ? megabytes << 20
                     : p.integrated ? meminfo_bytes("MemTotal:")
                                    : uint64_t{16} << 30;
+    p.recommended_bytes = strtoull(setting("DS4_SIM_GRANULARITY_KB", "2048").c_str(), nullptr, 10) << 10;
     p.name = p.integrated ? "ds4 sim integrated" : "ds4 sim discrete";
     p.pool = setting("DS4_SIM_POOL", "");
     return p;

@@ -11,6 +11,7 @@
  *   DS4_SIM_STREAMS   lazy (default: queued work runs only when somebody waits for it) or eager
  *   DS4_SIM_HOST      sees (default) or hidden: device memory faults outside of copies and kernels
  *   DS4_SIM_TOTAL_MB  device memory there is
+ *   DS4_SIM_GRANULARITY_KB  the recommended one; 2048 is the least, and the default
  *   DS4_SIM_POOL      name of a pool: processes of one pool share that memory, as on one device
  *   DS4_SIM_DRIVER    version to report (13000)
  *   DS4_SIM_LACKS     vmm or fd: an attribute the device does not have
@@ -36,11 +37,11 @@ namespace sim {
 struct Profile {
     bool integrated, lazy, hidden, has_vmm, has_fd_export;
     int driver_version;
-    uint64_t total_bytes;
+    uint64_t total_bytes, recommended_bytes; /* the latter: granularity */
     std::string name, pool;
 };
 const Profile &profile();
-constexpr uint64_t granularity = 2u << 20;
+constexpr uint64_t granularity = 2u << 20; /* the least */
 
 /* ---- faults.cpp: entering a call */
 enum class Needs { nothing, init, context };

@@ -120,10 +120,11 @@ bool sim::device_range(CUdeviceptr address, uint64_t n_bytes, bool write) {
 }
 
 API cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *properties,
-                                  CUmemAllocationGranularity_flags) {
+                                  CUmemAllocationGranularity_flags which) {
     ENTER(init);
     if (!good_properties(properties)) return CUDA_ERROR_INVALID_VALUE;
-    *bytes = sim::granularity;
+    bool recommended = which == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    *bytes = recommended ? sim::profile().recommended_bytes : sim::granularity;
     return CUDA_SUCCESS;
 }
 

@@ -8,7 +8,6 @@ code of the probe. Needs a device that nobody else uses.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from ds4_common.cuda.device import Context, Device, probe
 from ds4_worker.bench import gpu_kernels, gpu_memory, gpu_model, processes
 from ds4_worker.bench.report import Row
-from ds4_worker.config import CudaConfig
+from ds4_worker.config import CudaConfig, cubin_folder
 from ds4_worker.executor.api import ExecutorConfig
 from ds4_worker.executor.cuda_code import Code, compiled_code, simulated_code
 
@@ -68,14 +67,13 @@ def measure(
 ) -> None:
     """Hands rows to `tell` as they are there. Raises what `probe` raises, before anything else."""
     device = probe(options.device)
-    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     plan = Plan(
         model=model(), runs=options.runs, depths=options.depths, steps=options.steps,
         streams=options.streams, device=options.device,
         buffer_bytes=max(1, options.gpu_mb) << 20, attach_gb=options.attach_gb,
         upload_gb=options.upload_gb,
         cuda=CudaConfig(
-            cache=options.cuda_cache or os.path.join(caches, "ds4", "cubins"),
+            cache=cubin_folder(options.cuda_cache, environment),
             kernels=environment.get("DS4_CUDA_KERNELS", ""),
         ),
     )  # fmt: skip
@@ -107,5 +105,4 @@ def _model(plan: Plan, owner: Sequence[str], copy_gb_per_s: float, tell: Tell) -
 def _code(device: Device, cuda: CudaConfig) -> Code:
     if cuda.kernels:
         return simulated_code(device, Path(cuda.kernels))
-    cache = Path(cuda.cache).expanduser()
-    return compiled_code(device, cache, lambda line: print(line, file=sys.stderr))
+    return compiled_code(device, Path(cuda.cache), lambda line: print(line, file=sys.stderr))

@@ -4,8 +4,8 @@ Owns: which options kernels are compiled with, which target belongs to which com
 and the cache. A cache file is named by a hash over everything that decides its contents - source,
 headers, options, NVRTC version, target, schema - and holds the cubin's length and hash. It is
 written beside its place, synced and renamed. A file that is damaged, cut off or not for a GPU is
-compiled again, with one log line. Refuses: PTX (drivers refuse one newer than they are), and
-capabilities without an entry in TARGETS.
+compiled again, with one log line. Refuses: PTX (drivers refuse one newer than they are),
+capabilities without an entry in TARGETS, and files that somebody else could have written.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +34,7 @@ SOURCES = Path(__file__).parent
 SCHEMA = 1  # raise it when the cache file's own format changes
 TARGETS = {(9, 0): "sm_90", (12, 0): "sm_120a", (12, 1): "sm_121a"}
 
+_TRUSTED = (0, os.geteuid())
 MOST_THREADS = 8  # that compile: each takes some 100 MB
 T = TypeVar("T")
 
@@ -45,6 +48,8 @@ OPTIONS = (
     "--ptxas-options=-v",
 )
 
+_NEW = ".new-"
+_LEFT_SECONDS = 3600.0  # a file that nobody has finished by then has nobody
 _MAGIC = b"DS4CUBIN"
 _HEADER = struct.Struct("<8sII32s")  # magic, schema, bytes that follow, their SHA-256
 _EM_CUDA = 190
@@ -125,7 +130,7 @@ class Compiler:
 
     def _load(self, path: Path, unit: Unit) -> Kernel | None:
         try:
-            data = path.read_bytes()
+            data = _read(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -201,11 +206,30 @@ def is_cubin(data: bytes) -> bool:
     return data[:4] == b"\x7fELF" and len(data) > 64 and data[18] | data[19] << 8 == _EM_CUDA
 
 
+def _read(path: Path) -> bytes:
+    """A regular file that only its owner can write, who is this user or root: the hash in it says
+    that it is whole, not who made it. Raises OSError, CubinCacheError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would be waited for
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o022 or info.st_uid not in _TRUSTED:
+            raise CubinCacheError(
+                f"compiled kernel {path}: got mode {info.st_mode:o} of uid {info.st_uid}, expected"
+                f" a file of uid {os.geteuid()} or 0 that nobody else can write to; remove it, or"
+                " name another folder"
+            )
+        with open(fd, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(fd)
+
+
 def _store(path: Path, kernel: Kernel) -> None:
     """Whole or not at all, also when several workers start at once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+        _sweep(path.parent)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_NEW, delete=False) as file:
             temporary = Path(file.name)
             try:
                 file.write(pack(kernel))
@@ -219,6 +243,16 @@ def _store(path: Path, kernel: Kernel) -> None:
         raise CubinCacheError(
             f"compiled kernels: cannot be kept in {path.parent}: {error}; name another folder"
         ) from error
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what a start left that was killed while it wrote."""
+    for left in folder.glob(f"{_NEW}*"):
+        try:
+            if left.lstat().st_mtime < time.time() - _LEFT_SECONDS:
+                left.unlink()
+        except FileNotFoundError:
+            continue  # somebody else finished or removed it
 
 
 def read_resources(log: str) -> dict[str, Resources]:
