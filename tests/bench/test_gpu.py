@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ds4_worker.bench import gpu_memory
 from ds4_worker.bench.gpu_kernels import CASES
 from ds4_worker.cuda.kernels import weight_unit
 from ds4_worker.executor.api import ExecutorConfig
@@ -91,3 +92,11 @@ def test_sizes_that_are_none_are_a_usage_error(sizes: str) -> None:
     done = bench(programs.plain_environment(), f"--attach-gb={sizes}")
     assert done.returncode == 2
     assert "expected sizes above 0" in done.stderr
+
+
+def test_ranges_of_a_device_without_memory_of_its_own_leave_the_system_some() -> None:
+    """There the driver's "free" is MemFree, which may be more than programs can give up."""
+    free, available = 119 << 30, 100 << 30
+    assert gpu_memory.usable_bytes(True, free, available) == 88 << 30
+    assert gpu_memory.usable_bytes(True, free, 1 << 30) == 0
+    assert gpu_memory.usable_bytes(False, 100, 0) == 95

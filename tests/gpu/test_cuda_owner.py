@@ -12,9 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import xxhash
+
+import ds4_common
 from ds4_common import client
+from ds4_common.dlpack import KDL_CUDA
 from helpers import stack
-from helpers.device_stack import Device, owner_flags
+from helpers.device_stack import Device, every_kind, owner_flags
 from helpers.device_worker import MARKS, Model, answer, worker
 from helpers.service_manager import service_manager
 
@@ -36,6 +40,34 @@ def test_what_is_on_the_device_is_what_was_loaded(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "as it was loaded" in done.stdout
     assert owner.stop() == 0
+
+
+def test_clients_read_from_the_device_what_host_memory_would_hold(
+    on_device: Device, run: Path, tmp_path: Path
+) -> None:
+    """Every kind of artifact, by the owner's word, by a mapping, and by the tensors of `attach`."""
+    kinds = every_kind(tmp_path)
+    flags = ("--cpu-layout", "raw", "--repack-q8-aligned", "--backend", "memfd")
+    with stack.owner(kinds, run, *flags):
+        expected = hashes(run)
+        with ds4_common.attach(str(run / "w")) as model:
+            tensors = {name: xxhash.xxh3_128_hexdigest(t.raw()) for name, t in model.items()}
+    owner = on_device.owner(kinds, run)
+    assert hashes(run) == expected
+    reader = on_device.client(run)
+    assert reader.ask("map") == expected
+    shown = reader.ask("attach")
+    assert {name: found["raw"] for name, found in shown.items()} == tensors
+    assert {tuple(found["device"]) for found in shown.values()} == {(KDL_CUDA, 0)}
+    reader.end()
+    assert owner.stop() == 0
+    assert on_device.used_bytes() == 0
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """Of allocations, as the owner says them; keys as JSON has them."""
+    with client.connect(str(run / "w"), "inspect") as owner:
+        return {str(record.id): record.hash128 for record in owner.describe_allocations()}
 
 
 def test_a_reexec_keeps_weights_for_the_worker_that_is_there_and_for_the_next(

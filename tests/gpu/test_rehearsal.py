@@ -25,9 +25,9 @@ pytestmark = [
 CHOSEN = {
     "gpu/test_driver_contract.py": ("descriptor or reexec or read_only", 5),
     "gpu/test_cuda_executor.py": ("copied_and_shared", 1),
-    "gpu/test_cuda_frames.py": ("", 1),
-    "gpu/test_cuda_owner.py": ("manager", 1),
-    "gpu/test_cuda_worker.py": ("outlives or host_memory", 2),
+    "gpu/test_cuda_frames.py": ("pending or cannot_be_under_way", 2),
+    "gpu/test_cuda_owner.py": ("manager or clients", 2),
+    "gpu/test_cuda_worker.py": ("outlives", 1),
     "worker/test_cuda_weights.py": ("experts or bias or many_threads", 2),
     "worker/test_cuda_rows.py": ("combine or norms or rope", 13),
     "worker/test_cuda_cache.py": ("stored", 4),
@@ -58,7 +58,7 @@ def rehearse(files: list[str], chosen: str, seconds: float) -> int:
 @pytest.mark.parametrize("file", CHOSEN)
 def test_tests_of_a_device_pass_when_the_stand_in_is_one(file: str) -> None:
     chosen, count = CHOSEN[file]
-    assert rehearse([f"tests/{file}"], chosen, 240) >= count
+    assert rehearse([f"tests/{file}"], chosen, 280) >= count
 
 
 @pytest.mark.slow

@@ -94,8 +94,11 @@ class Module:
         self._handle: Any = driver.call("cuModuleLoadData", image, what=label)
 
     def function(self, name: str) -> Function:
+        """A kernel, and its code on the device: a driver that loads lazily would bring it with the
+        first launch, which may be one that a graph captures."""
         what = f"{name} of {self.label}"
         handle = driver.call("cuModuleGetFunction", self._handle, name.encode(), what=what)
+        driver.call("cuFuncLoad", handle, what=what)
         return Function(handle, name)
 
     def close(self) -> None:

@@ -196,6 +196,8 @@ def sizes_come_in_multiples_of_the_granularity() -> None:
 @claim
 def more_memory_than_the_device_has_is_out_of_memory() -> None:
     with bench() as it:
+        if it.device.integrated and not it.device.simulated:
+            return  # the system's memory: a driver that tries it takes that of other programs
         unit = granularity(it.device)
         size = it.device.total_bytes // unit * unit + (64 << 30)
         error = refused(CudaOutOfMemory, lambda: Allocation.create(it.device, size, "weights"))

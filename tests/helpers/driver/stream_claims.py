@@ -235,6 +235,27 @@ def waiting_for_a_stream_that_captures_breaks_the_capture_and_nothing_else() -> 
         assert it.floats(data.address, 4) == [2.0] * 4
 
 
+@claim
+def a_kernel_that_never_ran_can_be_captured() -> None:
+    """Graphs are captured at load, before anything ran: no code may come to the device then."""
+    with bench() as it, zeroed_floats(it, 4) as data:
+        add = it.kernels().function("add")
+        it.stream.begin_capture()
+        add.launch(it.stream, ONE, BLOCK, add_parameters(data.address, 4, 1))
+        it.stream.end_capture().instantiate().launch(it.stream)
+        assert it.floats(data.address, 4) == [1.0] * 4
+
+
+@strict_claim
+def code_cannot_come_to_the_device_while_capturing() -> None:
+    with bench() as it, zeroed_floats(it, 4) as data:
+        module = it.kernels()
+        it.stream.begin_capture()
+        it.stream.fill(data.address, 1, 4)
+        refused(CudaError, lambda: module.function("add"))
+        refused(CudaError, it.stream.end_capture)
+
+
 @strict_claim
 def memory_cannot_be_allocated_while_capturing() -> None:
     with bench() as it, zeroed_floats(it, 4) as data:

@@ -18,6 +18,7 @@ struct CUfunc_st {
     CUmodule module;
     const ds4_cuda_kernel *kernel;
     int max_dynamic_shared_bytes = 48 << 10;
+    bool loaded = false; /* code comes to a device late: when it is asked for, or launched */
 };
 
 struct CUmod_st {
@@ -77,6 +78,9 @@ CUresult launch_kernel(CUfunction function, const ds4_cuda_launch &launch, CUstr
                        void **parameters) {
     if (!possible(function, launch) || (function->kernel->parameter_count && !parameters))
         return CUDA_ERROR_INVALID_VALUE;
+    if (!function->loaded)
+        if (CUresult code = sim::refuse_while_capturing()) return code;
+    function->loaded = true;
     auto arguments = copy_parameters(function->kernel, parameters);
     ds4_cuda_entry entry = function->kernel->entry;
     return sim::submit(stream, sim::NodeKind::kernel, [=] {
@@ -88,6 +92,7 @@ CUresult launch_kernel(CUfunction function, const ds4_cuda_launch &launch, CUstr
 
 API cuModuleLoadData(CUmodule *module, const void *image) {
     ENTER(context);
+    if (CUresult code = sim::refuse_while_capturing()) return code;
     const auto *header = static_cast<const Elf64_Ehdr *>(image);
     if (memcmp(header->e_ident, ELFMAG, SELFMAG)) return CUDA_ERROR_INVALID_IMAGE;
     if (header->e_machine != host_machine) return CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -118,6 +123,13 @@ API cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
     auto found = module->functions.find(name);
     if (found == module->functions.end()) return CUDA_ERROR_NOT_FOUND;
     *function = &found->second;
+    return CUDA_SUCCESS;
+}
+
+API cuFuncLoad(CUfunction function) {
+    ENTER(context);
+    if (CUresult code = sim::refuse_while_capturing()) return code;
+    function->loaded = true;
     return CUDA_SUCCESS;
 }
 

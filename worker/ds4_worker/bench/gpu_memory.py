@@ -27,6 +27,7 @@ from ds4_worker.bench.report import Row, summarise
 
 RANGE_BYTES = 1 << 30  # --span-mb of an owner, as it is by default
 SPARED = 0.05  # of the device's free memory: the driver needs some, and so does the context
+KEPT_BYTES = 12 << 30  # of memory that is the system's too: below that a machine begins to swap
 
 
 # ---- copies --------------------------------------------------------------------------------------
@@ -79,8 +80,7 @@ def copies(n_bytes: int, runs: int) -> list[Row]:
 def attach(context: Context, sizes_gb: Sequence[float], runs: int) -> list[Row]:
     """A row per size that the device has memory for; the others are told on stderr."""
     rows = []
-    free, _ = context.memory_info()
-    usable = int(free * (1 - SPARED))
+    usable = usable_bytes(context.device.integrated, context.memory_info()[0], _available())
     for size in sizes_gb:
         wanted = _spread(context.device, int(size * 1e9))
         if sum(wanted) > usable:
@@ -98,6 +98,18 @@ def attach(context: Context, sizes_gb: Sequence[float], runs: int) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def usable_bytes(integrated: bool, free: int, available: int) -> int:
+    """How much can be taken for a while. `free`: by the driver's word; `available`: MemAvailable,
+    which alone counts where the device has no memory of its own."""
+    return max(0, available - KEPT_BYTES) if integrated else int(free * (1 - SPARED))
+
+
+def _available() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
 
 
 def _spread(device: Device, n_bytes: int) -> list[int]:
