@@ -31,6 +31,7 @@ CHOSEN = {
     "worker/test_cuda_weights.py": ("experts or bias or many_threads", 2),
     "worker/test_cuda_rows.py": ("combine or norms or rope", 13),
     "worker/test_cuda_cache.py": ("stored", 4),
+    "worker/test_cuda_row_pages.py": ("stored", 1),
     "worker/test_cuda_sample.py": ("status", 1),
     "worker/test_cuda_route.py": ("", 1),
     "worker/test_cuda_streams.py": ("", 1),
@@ -39,7 +40,7 @@ CHOSEN = {
 HOST_ONLY = {
     "gpu/test_driver_failures.py", "gpu/test_no_driver.py", "gpu/test_rehearsal.py",
     "gpu/test_stand_in.py", "worker/test_cuda_compiler.py", "worker/test_cuda_fibers.py",
-    "worker/test_cuda_limits.py", "worker/test_cuda_program.py",
+    "worker/test_cuda_limits.py", "worker/test_cuda_program.py", "worker/test_cuda_table.py",
 }  # fmt: skip
 
 
