@@ -28,6 +28,7 @@ class Table(ctypes.Structure):
         ("running_softmax", ctypes.CFUNCTYPE(None, _P, _P, _P, _P, _P, _P, _I64)),
         ("softmax", ctypes.CFUNCTYPE(_F, _P, _F, _I64)),
         ("max", ctypes.CFUNCTYPE(_F, _P, _I64)),
+        ("join", ctypes.CFUNCTYPE(None, _P, _P, _F, _F, _I64)),
     )
 
 

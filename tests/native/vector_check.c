@@ -276,6 +276,9 @@ static void check_elementwise(const ds4_vector *s, const ds4_vector *v, int64_t 
     expect(same(ys, yv, n), "exp_scaled", 0, n);
     check_running(s, v, a, b, c, n);
     memcpy(ys, a, sizeof a), memcpy(yv, a, sizeof a);
+    s->join(ys, b, 0.3f, 0.6f, n), v->join(yv, b, 0.3f, 0.6f, n);
+    expect(same(ys, yv, n), "join", 0, n);
+    memcpy(ys, a, sizeof a), memcpy(yv, a, sizeof a);
     ms = s->softmax(ys, 2.0f, n), mv = v->softmax(yv, 2.0f, n);
     expect(same(ys, yv, n) && same(&ms, &mv, 1), "softmax", 0, n);
 }

@@ -1,4 +1,4 @@
-"""The executor's vector operations: scalar and AVX2 agree bit for bit, and both are accurate."""
+"""The executor's vector operations: all sets agree bit for bit, and each is accurate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds4_common.quants.native import Isa, library
 from helpers.vector_table import Table, table
 
 Array = npt.NDArray[Any]
-SCALAR, AVX2 = table(0), table(1)
-BOTH = pytest.mark.parametrize("ops", [SCALAR, AVX2], ids=["scalar", "avx2"])
+SETS = {isa.name: table(isa) for isa in Isa if library().ds4_isa_runs(isa)}
+SCALAR = SETS["SCALAR"]
+EACH = pytest.mark.parametrize("ops", SETS.values(), ids=SETS)
 LENGTHS = st.integers(1, 200)
 
 
@@ -31,7 +33,7 @@ def bits(array: Array | float) -> bytes:
     return np.asarray(array, np.float32).tobytes()
 
 
-@BOTH
+@EACH
 def test_exponential_is_accurate(ops: Table) -> None:
     x = np.concatenate([np.linspace(-87, 88, 400_001), [0.0, -0.0]]).astype(np.float32)
     y = np.empty_like(x)
@@ -41,7 +43,7 @@ def test_exponential_is_accurate(ops: Table) -> None:
     assert (y[-2:] == 1.0).all()
 
 
-@BOTH
+@EACH
 def test_exponential_of_extremes(ops: Table) -> None:
     x = np.array([-np.inf, -1e30, -87.1, 1e30, np.inf, np.nan] * 3, np.float32)
     y = np.empty_like(x)
@@ -51,12 +53,13 @@ def test_exponential_of_extremes(ops: Table) -> None:
     assert np.isnan(y[5])
 
 
+@EACH
 @settings(deadline=None)
-@given(LENGTHS, st.integers(0, 100))
-def test_both_sets_agree_on_rows(n: int, seed: int) -> None:
+@given(n=LENGTHS, seed=st.integers(0, 100))
+def test_all_sets_agree_on_rows(ops: Table, n: int, seed: int) -> None:
     x, w = values(n, seed), values(n, seed + 1000)
-    assert bits(SCALAR.sum_squares(at(x), n)) == bits(AVX2.sum_squares(at(x), n))
-    assert SCALAR.max(at(x), n) == AVX2.max(at(x), n) == x.max()
+    assert bits(SCALAR.sum_squares(at(x), n)) == bits(ops.sum_squares(at(x), n))
+    assert SCALAR.max(at(x), n) == ops.max(at(x), n) == x.max()
     for name, arguments in (
         ("scale_by", (at(x), at(w), 0.37, n)),
         ("add", (at(x), at(w), n)),
@@ -67,11 +70,12 @@ def test_both_sets_agree_on_rows(n: int, seed: int) -> None:
         ("soft_cap", (at(x), 5.0, n)),
         ("add_scaled", (at(x), 0.3, n)),
         ("exp_scaled", (at(x), 2.5, 0.7, n)),
+        ("join", (at(x), 0.3, 0.6, n)),
     ):
-        one, two = np.zeros(n, np.float32), np.zeros(n, np.float32)
+        one, two = values(n + 20, seed + 1), values(n + 20, seed + 1)
         getattr(SCALAR, name)(at(one), *arguments)
-        getattr(AVX2, name)(at(two), *arguments)
-        assert bits(one) == bits(two), name
+        getattr(ops, name)(at(two), *arguments)
+        assert bits(one) == bits(two), name  # and nothing behind the row is touched
 
 
 def running(ops: Table, k: Array, gate: Array, bias: Array) -> Array:
@@ -85,13 +89,16 @@ def running(ops: Table, k: Array, gate: Array, bias: Array) -> Array:
     return state
 
 
+@EACH
 @settings(deadline=None)
-@given(LENGTHS, st.integers(1, 9), st.integers(0, 100))
-def test_a_running_softmax_is_a_softmax_in_both_sets(n: int, rows: int, seed: int) -> None:
+@given(n=LENGTHS, rows=st.integers(1, 9), seed=st.integers(0, 100))
+def test_a_running_softmax_is_a_softmax_in_each_set(
+    ops: Table, n: int, rows: int, seed: int
+) -> None:
     k, gate = values(rows * n, seed).reshape(rows, n), values(rows * n, seed + 1).reshape(rows, n)
     bias = values(n, seed + 2)
     state = running(SCALAR, k, gate, bias)
-    assert bits(state) == bits(running(AVX2, k, gate, bias))
+    assert bits(state) == bits(running(ops, k, gate, bias))
     scores = (gate + bias).astype(np.float64)
     weights = np.exp(scores - scores.max(0))
     np.testing.assert_allclose(
@@ -99,7 +106,7 @@ def test_a_running_softmax_is_a_softmax_in_both_sets(n: int, rows: int, seed: in
     )
 
 
-@BOTH
+@EACH
 def test_rows_are_accurate(ops: Table) -> None:
     x, w = values(300, 5), values(300, 6)
     wide = x.astype(np.float64)
@@ -111,7 +118,7 @@ def test_rows_are_accurate(ops: Table) -> None:
     np.testing.assert_allclose(y, 5 * np.tanh(wide / 5), atol=2e-6)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("limit", [0.0, 2.0])
 def test_gated_units_are_accurate(ops: Table, mode: int, limit: float) -> None:
@@ -125,7 +132,7 @@ def test_gated_units_are_accurate(ops: Table, mode: int, limit: float) -> None:
     np.testing.assert_allclose(y, expected, rtol=3e-6, atol=1e-6)
 
 
-@BOTH
+@EACH
 def test_what_is_no_number_stays_none(ops: Table) -> None:
     x, w, y = np.full(9, np.nan, np.float32), np.ones(9, np.float32), np.zeros(9, np.float32)
     for mode in range(3):
@@ -137,7 +144,7 @@ def test_what_is_no_number_stays_none(ops: Table) -> None:
     assert np.isnan(y).all()
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_seen_at_every_place(ops: Table, bad: float) -> None:
     for n in (1, 8, 21):
@@ -158,11 +165,12 @@ def softmaxed(ops: Table, x: Array, n: int) -> tuple[Array, float]:
     return y, ops.softmax(at(y), float(x[:n].max()), n)
 
 
+@EACH
 @settings(deadline=None)
-@given(LENGTHS, st.integers(0, 100))
-def test_softmax_agrees_and_leaves_the_rest_alone(n: int, seed: int) -> None:
+@given(n=LENGTHS, seed=st.integers(0, 100))
+def test_softmax_agrees_and_leaves_the_rest_alone(ops: Table, n: int, seed: int) -> None:
     x = values(n + 9, seed)
-    (one, sum_one), (two, sum_two) = softmaxed(SCALAR, x, n), softmaxed(AVX2, x, n)
+    (one, sum_one), (two, sum_two) = softmaxed(SCALAR, x, n), softmaxed(ops, x, n)
     assert bits(one) == bits(two)
     assert bits(sum_one) == bits(sum_two)
     assert bits(one[n:]) == bits(x[n:])

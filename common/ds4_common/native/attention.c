@@ -97,17 +97,15 @@ void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t firs
     accumulate_pages(a, rows, first, base, count, next, scores, out.values);
 }
 
-void ds4_softmax_fold(ds4_softmax_state state, ds4_softmax_state part, int rows,
-                      int64_t value_pad) {
+void ds4_softmax_fold(const ds4_vector *vector, ds4_softmax_state state, ds4_softmax_state part,
+                      int rows, int64_t value_pad) {
     for (int r = 0; r < rows; r++) {
         if (part.sum[r] == 0.0f) continue; /* the part does not reach this row; NaN goes on */
         float top = part.max[r] > state.max[r] ? part.max[r] : state.max[r];
         float keep = ds4_exp(state.max[r] - top), take = ds4_exp(part.max[r] - top);
         state.max[r] = top;
         state.sum[r] = state.sum[r] * keep + part.sum[r] * take;
-        float *into = state.values + r * value_pad;
-        const float *from = part.values + r * value_pad;
-        for (int64_t d = 0; d < value_pad; d++) into[d] = into[d] * keep + from[d] * take;
+        vector->join(state.values + r * value_pad, part.values + r * value_pad, keep, take, value_pad);
     }
 }
 

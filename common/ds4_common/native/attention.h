@@ -50,7 +50,8 @@ void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t firs
 int64_t ds4_first_part(const ds4_attend *a, int64_t first);
 
 /* Folds the next part into the state. */
-void ds4_softmax_fold(ds4_softmax_state state, ds4_softmax_state part, int rows, int64_t value_pad);
+void ds4_softmax_fold(const ds4_vector *vector, ds4_softmax_state state, ds4_softmax_state part,
+                      int rows, int64_t value_pad);
 
 /* A score that takes its share of the denominator and brings no value: exp(sink). */
 void ds4_softmax_sink(ds4_softmax_state state, int row, float sink, int64_t value_pad);

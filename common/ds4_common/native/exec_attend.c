@@ -173,7 +173,7 @@ void ds4_run_attend(ds4_engine *e, uint64_t unit, int thread) {
             done = split_state(e, number, head, part, &a);
         else
             ds4_attend_part(&a, s.q, rows, tile->position, part, s.scores, done);
-        ds4_softmax_fold(s.state, done, rows, a.value_pad);
+        ds4_softmax_fold(a.vector, s.state, done, rows, a.value_pad);
     }
     store(e, tile, head, &a, s.state);
 }

@@ -107,7 +107,7 @@ static void attend_part(const ds4_engine *e, const scratch *s, int heads, int64_
         e->row_kernels->accumulate(s->scores + h * PART_ROWS, PART_ROWS, rows, 0, n, s->rows,
                                    s->rows, PART_ROWS, dim, dim, s->part.values + h * dim);
     }
-    ds4_softmax_fold(s->state, s->part, heads, dim);
+    ds4_softmax_fold(e->vector, s->state, s->part, heads, dim);
 }
 
 void ds4_run_attend_rows(ds4_engine *e, uint64_t unit, int thread) {

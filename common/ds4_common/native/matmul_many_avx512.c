@@ -14,7 +14,7 @@
 #define ROWS 32
 #define SPAN 16  /* blocks unpacked at a time: 16 KiB */
 #define TILE 6   /* columns whose sums fit the registers */
-#define MOST 128 /* columns whose sums wait between stretches: 16 KiB */
+#define MOST 256 /* columns whose sums wait between stretches: 32 KiB */
 
 /* Blocks of thirty-two rows: of each four weights a vector of the upper sixteen rows and one of the others. */
 typedef struct {
@@ -226,8 +226,8 @@ DS4_INLINE void rows32(uint32_t type, int x8, const ds4_weight *w, int64_t r, in
     stretch s = {.rows = rows, .stride = act_stride, .plane = 4 * (size_t)blocks, .ldy = ldy};
     s.mask[0] = first_of_16(row1 - r);
     s.mask[1] = first_of_16(row1 - r < 16 ? 0 : row1 - r - 16);
-    for (int64_t c = 0; c < n; c += MOST) {
-        const int64_t columns = n - c < MOST ? n - c : MOST;
+    for (int64_t c = 0, columns, shares = (n + MOST - 1) / MOST; c < n; c += columns, shares--) {
+        columns = (n - c) / shares;
         int64_t stretches = (blocks + SPAN - 1) / SPAN;
         for (s.b0 = 0; s.b0 < blocks; s.b0 += s.count, stretches--) {
             s.count = (blocks - s.b0) / stretches;

@@ -87,6 +87,10 @@ static float max_of(const float *x, int64_t n) {
     return best;
 }
 
+static void join(float *y, const float *x, float keep, float take, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = y[i] * keep + x[i] * take;
+}
+
 const ds4_vector ds4_vector_scalar = {
     .sum_squares = sum_squares,
     .scale_by = scale_by,
@@ -100,10 +104,12 @@ const ds4_vector ds4_vector_scalar = {
     .running_softmax = running_softmax,
     .softmax = softmax,
     .max = max_of,
+    .join = join,
 };
 
 const ds4_vector *ds4_vector_table(int isa) {
 #if defined(__x86_64__)
+    if (isa >= DS4_ISA_AVX512) return &ds4_vector_avx512;
     if (isa != DS4_ISA_SCALAR) return &ds4_vector_avx2;
 #elif defined(__aarch64__)
     if (isa != DS4_ISA_SCALAR) return &ds4_vector_neon;

@@ -39,9 +39,11 @@ typedef struct {
     float (*softmax)(float *s, float max, int64_t n);
     /* Largest of n values; NaN wins never, it shows in softmax. */
     float (*max)(const float *x, int64_t n);
+    /* y = y * keep + x * take, each product rounded */
+    void (*join)(float *y, const float *x, float keep, float take, int64_t n);
 } ds4_vector;
 
-extern const ds4_vector ds4_vector_scalar, ds4_vector_avx2, ds4_vector_neon;
+extern const ds4_vector ds4_vector_scalar, ds4_vector_avx2, ds4_vector_avx512, ds4_vector_neon;
 
 /* The table of an instruction set that this CPU has (a ds4_isa). */
 __attribute__((visibility("default"))) const ds4_vector *ds4_vector_table(int isa);

@@ -186,6 +186,10 @@ static float max_of(const float *x, int64_t n) {
     return top;
 }
 
+static void join(float *y, const float *x, float keep, float take, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = y[i] * keep + x[i] * take;
+}
+
 const ds4_vector ds4_vector_avx2 = {
     .sum_squares = sum_squares,
     .scale_by = scale_by,
@@ -199,5 +203,6 @@ const ds4_vector ds4_vector_avx2 = {
     .running_softmax = running_softmax,
     .softmax = softmax,
     .max = max_of,
+    .join = join,
 };
 #endif
