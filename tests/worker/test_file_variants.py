@@ -16,6 +16,7 @@ from ds4_worker.executor.api import ExecutorConfig
 from golden import tiny
 from golden.deepseek4.cases import CASES as DEEPSEEK4
 from golden.gemma2.cases import CASES as GEMMA2
+from golden.glm4moe.cases import CASES as GLM4MOE
 from golden.gpt_oss.cases import CASES as GPT_OSS
 from golden.mixtral.cases import CASES as MIXTRAL
 from golden.phi3.cases import CASES as PHI3
@@ -214,3 +215,12 @@ def test_scales_beside_biases_of_experts_are_refused(tmp_path: Path) -> None:
         UnsupportedModel, match=r"blk\.0\.ffn_up_exps\.scale: got one beside a bias"
     ):
         prepare_file(tiny.write_gguf(scaled, tmp_path / "case.gguf"))
+
+
+def test_sections_of_a_rotation_are_for_images(tmp_path: Path) -> None:
+    """A text has one position for all of them."""
+    case = GLM4MOE[0]
+    half = case.metadata["rope.dimension_count"] // 2
+    sections = {"rope.dimension_sections": [half - 2, 1, 1, 0]}
+    changed = replace(case, metadata={**case.metadata, **sections})
+    np.testing.assert_array_equal(rows_of(changed, tmp_path), rows_of(case, tmp_path))
