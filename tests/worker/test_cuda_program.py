@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ds4_common.contract import image as im
 from ds4_common.contract.lower import lower_image
 from ds4_common.errors import ExecutorFailure, UnsupportedModel
 from ds4_common.gguf import GgmlType
+from ds4_worker.cuda import kernels as ks
 from ds4_worker.executor.api import KV_DTYPES, MOST_BIASES, ExecutorConfig
 from ds4_worker.executor.cpu import CpuExecutor
 from ds4_worker.executor.cuda_cache import cache_layout, kv_type
@@ -197,6 +199,7 @@ def test_a_norm_takes_the_sum_before_it_and_the_quantization_after_it_along(
     kinds = {tuple(op.kind for op in group) for group in groups}
     assert (im.OP_ADD, im.OP_RMS_NORM, im.OP_QUANTIZE) in kinds
     assert (im.OP_GLU, im.OP_QUANTIZE) in kinds
+    assert (im.OP_ROPE, im.OP_ROPE) in kinds  # of queries and of keys
     # Nothing is lost, and nothing changes places.
     assert [op for group in groups for op in group] == [
         op for section in image.sections for op in section.ops
@@ -213,6 +216,33 @@ def test_ops_that_do_not_feed_each_other_stay_apart() -> None:
     assert fused([add, heads], formats) == [[add], [heads]]  # a norm per head
     assert fused([norm, floats], formats) == [[norm], [floats]]  # no such output of the kernel
     assert fused([norm, floats], [*formats[:5], 1]) == [[norm, floats]]
+    turns = [
+        im.ImageOp(im.OP_ROPE, (x,), out=y, rope=rope, dim=64)
+        for x, y, rope in ((0, 1, 0), (2, 3, 0), (4, 5, 0), (0, 1, 0), (1, 2, 0), (3, 4, 1))
+    ]  # one too many; what the one before made; another rope
+    assert fused(turns, formats) == [turns[:2], turns[2:4], turns[4:5], turns[5:]]
+    first, second = (im.ImageOp(im.OP_MATMUL, (5,), out=out, weight=0) for out in (6, 7))
+    other = im.ImageOp(im.OP_MATMUL, (6,), out=8, weight=0)
+    assert fused([first, second, other], formats) == [[first, second], [other]]
+
+
+def test_products_of_the_same_columns_are_one_launch_where_their_types_agree(
+    image: im.Image, tmp_path: Path
+) -> None:
+    """Queries, keys and values; gate and up. The other model's types go in turn."""
+    spec = TinyLlama(n_layers=2, width=64, ffn=64, context=640, weights=(GgmlType.Q8_0,))
+    alike = lower_image(prepare_file(write_llama(tmp_path / "t.gguf", spec)).bundle)
+    for each, sizes in ((image, {1}), (alike, {1, 2, 3})):
+        dense = sum(op.kind == im.OP_MATMUL for s in each.sections for op in s.ops)
+        program = planned(each, CONFIG)
+        found = [
+            1 + sum(map(bool, launch.parameters.more_rows))
+            for launch in program.launches(1)
+            if isinstance(launch.parameters, ks.Matvec) and launch.kernel == "matvec"
+        ]
+        assert set(found) == sizes
+        assert sum(found) == dense
+        assert all(launch.kernel != "matvec" for launch in program.launches(17))
 
 
 def test_a_refusal_names_everything_that_has_no_kernel(image: im.Image) -> None:

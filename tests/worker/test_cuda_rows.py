@@ -359,3 +359,13 @@ def test_rope_turns_pairs_as_the_cpu_does(style: int, in_place: bool, inverse: i
     turned[..., at] = parts[..., at] * c - parts[..., mate] * s
     turned[..., mate] = parts[..., at] * s + parts[..., mate] * c
     np.testing.assert_array_equal(bits(y), bits(turned.reshape(x.shape)))
+    # The last head by itself, in other rows: as keys behind queries.
+    own, more = rows_of(memory, x[:, : 2 * dim]), rows_of(memory, x[:, 2 * dim :])
+    y = own if in_place else rows_of(memory, np.zeros_like(own))
+    other = more if in_place else rows_of(memory, np.zeros_like(more))
+    p.x, p.y, p.x_stride, p.y_stride = address(own), address(y), own.strides[0], y.strides[0]
+    p.more_x, p.more_y, p.heads, p.more_heads = address(more), address(other), 2, 1
+    p.more_x_stride, p.more_y_stride = more.strides[0], other.strides[0]
+    launch("rope", p)
+    whole = np.concatenate([y, other], 1)
+    np.testing.assert_array_equal(bits(whole), bits(turned.reshape(x.shape)))

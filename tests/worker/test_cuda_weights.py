@@ -151,6 +151,36 @@ def test_rings_of_any_depth_have_the_same_bits_however_long_a_row_is(
             np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows, {stages} stages")
 
 
+@pytest.mark.parametrize("quant", [QuantType.F16, QuantType.Q8_0, QuantType.Q4_K])
+def test_matrices_that_meet_the_same_columns_are_computed_together(quant: QuantType) -> None:
+    """Of 21, 9 and 2 rows, one with a bias; no block goes over the end of a matrix."""
+    rng = np.random.default_rng(11)
+    cols, rows = columns_of(quant, 3), (21, 9, 2)
+    x = activations(rng, 9, cols)[:, None]
+    cases = [Case(quant, plausible_blocks(rng, quant, n, cols), cols, x) for n in rows]
+    bias = cases[0].memory.array((9,), np.float32, rng.standard_normal(9).astype(np.float32))
+    for per_warp in (1, 2, 4):
+        made = [case.product(9) for case in cases]
+        for _, y in made:
+            y[:] = np.nan
+        p = made[0][0]
+        for i, (more, _) in enumerate(made[1:]):
+            p.more_weight[i], p.more_y[i], p.more_y_stride[i] = more.weight, more.y, more.y_stride
+            p.more_rows[i] = more.rows
+        p.more_bias[0] = address(bias)
+        launch = kernels.matvec_launch(p, quant)
+        p.warp_rows = per_warp
+        blocks = sum(-(-n // (4 * per_warp)) for n in rows)
+        cases[0].run(
+            "matvec", p, Launch((launch.grid[0], blocks, 1), launch.block, launch.shared_bytes)
+        )
+        for number, (case, (_, y)) in enumerate(zip(cases, made, strict=True)):
+            expected = case.expected()[:, 0, 0]
+            np.testing.assert_array_equal(
+                bits(y), bits(expected + bias if number == 1 else expected)
+            )
+
+
 def test_a_small_matrix_has_blocks_for_all_multiprocessors() -> None:
     """Nearly two for each of the 132 of an H200, from 1024 rows on; pairs of rows stay together."""
     for rows, layout, per_warp in (

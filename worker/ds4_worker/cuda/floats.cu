@@ -94,12 +94,14 @@ DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
     DS4_SHARED_BYTES(shared);
     int first = blockIdx.x * 8, columns = ds4_rows(p.live, p.columns) - first;
     if (columns <= 0) return;
+    int block = ds4_block_row();
+    const ds4_matvec own = ds4_matrix_of(p, block);
     float_rows(
-        p, 0, ds4_block_row() * 4 * p.warp_rows, columns < 8 ? columns : 8, shared,
+        own, 0, block * 4 * own.warp_rows, columns < 8 ? columns : 8, shared,
         [&](int c) { return ds4_row<const float>(p.acts, p.act_stride, first + c); },
         [&](int row, int c, float value) {
-            if (p.bias) value += ((const float *)p.bias)[row];
-            ds4_row<float>(p.y, p.y_stride, first + c)[row] = value;
+            if (own.bias) value += ((const float *)own.bias)[row];
+            ds4_row<float>(own.y, own.y_stride, first + c)[row] = value;
         });
 }
 

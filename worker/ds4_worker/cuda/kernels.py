@@ -32,6 +32,7 @@ from ds4_worker.cuda.attention import (
 )
 from ds4_worker.cuda.limits import Launch, folded
 from ds4_worker.cuda.parameters import (
+    MORE_MATRICES,
     Attend,
     AttendRows,
     Compress,
@@ -63,6 +64,7 @@ __all__ = [
     "KV_TYPES",
     "MANY_KERNELS",
     "MATMUL_TILE",
+    "MORE_MATRICES",
     "ROW_PART",
     "UNITS",
     "VALUE_HEADS",
@@ -168,7 +170,7 @@ def _rope_angles(p: RopeAngles) -> Launch:
 
 
 def _rope(p: Rope) -> Launch:
-    return Launch((p.heads, p.tokens, 1), (64, 1, 1))
+    return Launch((p.heads + p.more_heads, p.tokens, 1), (64, 1, 1))
 
 
 def embed_launch(p: Embed) -> Launch:
@@ -223,15 +225,20 @@ def _cut(p: Matvec, ggml_type: int, layout: int, columns: int, matrices: int) ->
     """Decides how warps share the rows and how far they read ahead, and writes it down in `p`:
     (blocks of rows, shared bytes)."""
     least = 2 if layout == 6 else 1  # of a pair
+    rows = [p.rows, *(more for more in p.more_rows if more)]
+
+    def blocks() -> int:
+        return sum(_ceil(n, 4 * p.warp_rows) for n in rows)
+
     p.warp_rows = 4
-    while p.warp_rows > least and _ceil(p.rows, 4 * p.warp_rows) * matrices < _BLOCKS_GOAL:
+    while p.warp_rows > least and blocks() * matrices < _BLOCKS_GOAL:
         p.warp_rows //= 2
     sizes = {
         stages: matvec_shared_bytes(ggml_type, layout, columns, stages)
         for stages in range(2, _MOST_STAGES + 1)
     }
     p.stages = max((stages for stages, size in sizes.items() if size <= _SHARED_GOAL), default=2)
-    return _ceil(p.rows, 4 * p.warp_rows), sizes[p.stages]
+    return blocks(), sizes[p.stages]
 
 
 def matvec_launch(p: Matvec, ggml_type: int, layout: int = 0) -> Launch:

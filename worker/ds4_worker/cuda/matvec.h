@@ -8,7 +8,7 @@
  * order), and one lane per (row, column) runs the float FMAs over the chunk's blocks in order.
  *
  * Kernels: matvec (dense: grid (ceil(columns / 8), ceil(rows / (4 warp_rows)) in y and z): blocks of the same rows are
- * neighbours, so that the matrix is read once) and matvec_experts (grid (ceil(rows / (4 warp_rows)),
+ * neighbours, so that the matrix is read once; the blocks of `more` matrices follow) and matvec_experts (grid (ceil(rows / (4 warp_rows)),
  * tokens * used in y and z): each column meets the matrix of its expert, or with routes = 0 the matrix of
  * its number). Parameter ds4_matvec, block (128), dynamic shared memory matvec_shared_bytes(...) of
  * kernels.py.
@@ -215,13 +215,15 @@ DS4_KERNEL(matvec, ds4_matvec, 128, 4) {
     DS4_SHARED_BYTES(shared);
     int first = blockIdx.x * 8, columns = ds4_rows(p.live, p.columns) - first;
     if (columns <= 0) return;
+    int block = ds4_block_row();
+    const ds4_matvec own = ds4_matrix_of(p, block);
     columns = columns < 8 ? columns : 8;
     ds4_matvec_rows(
-        p, 0, ds4_block_row() * 4 * p.warp_rows, columns, shared,
+        own, 0, block * 4 * own.warp_rows, columns, shared,
         [&](int c) { return ds4_row<const char>(p.acts, p.act_stride, first + c); },
         [&](int row, int c, float value) {
-            if (p.bias) value += ((const float *)p.bias)[row];
-            ds4_row<float>(p.y, p.y_stride, first + c)[row] = value;
+            if (own.bias) value += ((const float *)own.bias)[row];
+            ds4_row<float>(own.y, own.y_stride, first + c)[row] = value;
         });
 }
 

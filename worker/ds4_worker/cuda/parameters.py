@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 
 _U64, _U32, _I32, _I64 = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_int64
+MORE_MATRICES = 2  # of one matvec, beside the first
 _F32, _F64 = ctypes.c_float, ctypes.c_double
 
 
@@ -55,8 +56,19 @@ class Rope(ctypes.Structure):
         *((name, _U32) for name in ("x_stride", "y_stride")),
         *(
             (name, _I32)
-            for name in ("tokens", "heads", "dim", "first", "half", "style", "inverse", "reserved")
+            for name in (
+                "tokens",
+                "heads",
+                "dim",
+                "first",
+                "half",
+                "style",
+                "inverse",
+                "more_heads",
+            )
         ),
+        *((name, _U64) for name in ("more_x", "more_y")),
+        *((name, _U32) for name in ("more_x_stride", "more_y_stride")),
     )
 
 
@@ -88,6 +100,9 @@ class Matvec(ctypes.Structure):
                 "reserved",
             )
         ),
+        *((f"more_{name}", _U64 * MORE_MATRICES) for name in ("weight", "y", "bias")),
+        ("more_y_stride", _U32 * MORE_MATRICES),
+        ("more_rows", _I32 * MORE_MATRICES),
     )
 
 

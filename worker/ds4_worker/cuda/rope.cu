@@ -6,7 +6,7 @@
  * a device: 1 ulp; under fibers equal).
  *
  * rope_angles: parameter ds4_rope_angles, grid (ceil(half / 64), tokens), block (64).
- * rope: parameter ds4_rope, grid (heads, tokens), block (64).
+ * rope: parameter ds4_rope, grid (heads + more_heads, tokens), block (64): queries, and keys behind them.
  */
 #include "op_math.h"
 
@@ -31,14 +31,19 @@ struct ds4_rope {
     uint32_t x_stride, y_stride;
     int32_t tokens, heads, dim, first, half; /* dims [first, first + 2 half) of each head turn */
     int32_t style;                           /* 0: pairs (2i, 2i + 1), 1: (i, i + half) */
-    int32_t inverse, reserved;               /* inverse 1: turn back */
+    int32_t inverse, more_heads;             /* inverse 1: turn back; more_heads: of more_x, or 0 */
+    uint64_t more_x, more_y;                 /* other rows that turn alike */
+    uint32_t more_x_stride, more_y_stride;
 };
 
 DS4_KERNEL(rope, ds4_rope, 64, 2) {
     int token = blockIdx.y, head = blockIdx.x;
     if (token >= ds4_rows(p.live, p.tokens)) return;
-    const float *x = ds4_row<const float>(p.x, p.x_stride, token) + head * p.dim;
-    float *y = ds4_row<float>(p.y, p.y_stride, token) + head * p.dim;
+    bool more = head >= p.heads;
+    if (more) head -= p.heads;
+    const float *x = ds4_row<const float>(more ? p.more_x : p.x, more ? p.more_x_stride : p.x_stride, token) +
+                     head * p.dim;
+    float *y = ds4_row<float>(more ? p.more_y : p.y, more ? p.more_y_stride : p.y_stride, token) + head * p.dim;
     const float *cosine = (const float *)p.cosine + (int64_t)token * p.half;
     const float *sine = (const float *)p.sine + (int64_t)token * p.half;
     int step = p.style ? 1 : 2, mate = p.style ? p.half : 1;
@@ -48,7 +53,7 @@ DS4_KERNEL(rope, ds4_rope, 64, 2) {
         y[d] = a * c - b * s;
         y[d + mate] = a * s + b * c;
     }
-    if (p.x == p.y) return;
+    if (x == y) return;
     for (int d = threadIdx.x; d < p.dim; d += 64)
         if (d < p.first || d >= p.first + 2 * p.half) y[d] = x[d];
 }

@@ -13,6 +13,8 @@ struct ds4_embed {
     float factor;
 };
 
+#define DS4_MORE_MATRICES 2
+
 struct ds4_matvec {
     uint64_t weight, acts, y;
     uint64_t bias;   /* float[rows], of experts float[experts][rows], or 0 */
@@ -24,6 +26,10 @@ struct ds4_matvec {
     int32_t act_columns;         /* of a token: 1, or `used`, each of ds4_act_bytes(cols) bytes */
     int32_t warp_rows, stages;   /* of matvec: rows of a warp, 1 to 4; chunks in shared memory (stage.h) */
     int32_t reserved;
+    /* of matvec: more matrices of the same type and width, which meet the same columns; rows 0: none */
+    uint64_t more_weight[DS4_MORE_MATRICES], more_y[DS4_MORE_MATRICES], more_bias[DS4_MORE_MATRICES];
+    uint32_t more_y_stride[DS4_MORE_MATRICES];
+    int32_t more_rows[DS4_MORE_MATRICES];
 };
 
 /* The number of a block in y, of more than the 65535 that a grid has there: limits.py folded. */
@@ -36,6 +42,21 @@ static __device__ __forceinline__ int ds4_expert_of(const ds4_matvec &p, int tok
     if (!p.routes) return place;
     float number = ds4_row<const float>(p.routes, p.route_stride, token)[place];
     return number >= 0.0f && number < (float)p.experts ? (int)number : 0;
+}
+
+/* The product that a block of rows belongs to, when there are more matrices; `block` becomes its number
+ * there. */
+static __device__ __forceinline__ ds4_matvec ds4_matrix_of(const ds4_matvec &p, int &block) {
+    ds4_matvec own = p;
+#pragma unroll
+    for (int i = 0; i < DS4_MORE_MATRICES; i++) {
+        int blocks = (own.rows + 4 * own.warp_rows - 1) / (4 * own.warp_rows);
+        if (block < blocks || !p.more_rows[i]) break;
+        block -= blocks;
+        own.weight = p.more_weight[i], own.y = p.more_y[i], own.bias = p.more_bias[i];
+        own.y_stride = p.more_y_stride[i], own.rows = p.more_rows[i];
+    }
+    return own;
 }
 
 /* ---- many columns ---------------------------------------------------------------------------- */

@@ -138,15 +138,32 @@ class Program(CompressedLaunches):
         return self._tokens >= MANY_TOKENS
 
     def _matmul(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
-        (op,) = ops
+        """Products of the same columns, which do not depend on each other. For few columns those
+        with matrices of one type are one launch."""
+        most, left = 1 if self._many else 1 + ks.MORE_MATRICES, list(ops)
+        while left:
+            first = left[0]
+            alike = [op for op in left if self._alike(op, first)][:most]
+            left = [op for op in left if op not in alike]
+            yield self._products(space, alike)
+
+    def _alike(self, op: im.ImageOp, other: im.ImageOp) -> bool:
+        a, b = self._image.weights[op.weight], self._image.weights[other.weight]
+        return (a.ggml_type, a.layout, a.cols) == (b.ggml_type, b.layout, b.cols)
+
+    def _products(self, space: int, ops: Sequence[im.ImageOp]) -> Planned:
+        op, *others = ops
         weight, p = self._image.weights[op.weight], self._product(space, op)
         p.bias = self._at.vector(op.bias)
         unit = self._weight_unit(op.weight)
         if self._many:
             whole = ks.Matmul(product=p)
-            yield Planned(unit, "matmul", whole, ks.matmul_launch(whole, weight.ggml_type))
-        else:
-            yield Planned(unit, "matvec", p, ks.matvec_launch(p, weight.ggml_type, weight.layout))
+            return Planned(unit, "matmul", whole, ks.matmul_launch(whole, weight.ggml_type))
+        for i, other in enumerate(others):
+            more = self._product(space, other)
+            p.more_weight[i], p.more_y[i], p.more_y_stride[i] = more.weight, more.y, more.y_stride
+            p.more_rows[i], p.more_bias[i] = more.rows, self._at.vector(other.bias)
+        return Planned(unit, "matvec", p, ks.matvec_launch(p, weight.ggml_type, weight.layout))
 
     def _matmul_experts(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         (op,) = ops

@@ -131,15 +131,21 @@ class RowLaunches:
         yield self._planned("rms_norm", p)
 
     def _rope(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
-        (op,) = ops
+        """One or two rows that turn alike."""
+        op, *others = ops
         rope, how = self._at.rope(Turn(op.rope, bool(op.mode))), self._image.ropes[op.rope]
         x, y = self._at.slot(op.inputs[0]), self._at.slot(op.out)
-        yield self._planned("rope", ks.Rope(
+        p = ks.Rope(
             x=x.address, y=y.address, cosine=rope.cosine, sine=rope.sine,
             live=self._at.live(space), x_stride=x.stride, y_stride=y.stride,
             tokens=self._rows[space], heads=op.heads, dim=op.dim, first=op.first,
             half=how.rope_dim // 2, style=how.style,
-        ))  # fmt: skip
+        )  # fmt: skip
+        for other in others:
+            x, y = self._at.slot(other.inputs[0]), self._at.slot(other.out)
+            p.more_heads, p.more_x, p.more_y = other.heads, x.address, y.address
+            p.more_x_stride, p.more_y_stride = x.stride, y.stride
+        yield self._planned("rope", p)
 
     def _add(self, space: int, ops: Sequence[im.ImageOp]) -> Iterator[Planned]:
         if len(ops) > 1:
@@ -214,8 +220,8 @@ class RowLaunches:
 
 def fused(ops: Sequence[im.ImageOp], formats: Sequence[int]) -> list[list[im.ImageOp]]:
     """Neighbours that one kernel computes together: a sum, the norm over it and the quantizations
-    of that; a gated unit and its quantization. All their values are still written. `formats`: the
-    activation format of each slot."""
+    of that; a gated unit and its quantization; products of the same columns; two rotations that
+    turn alike. All their values are still written. `formats`: activation format of each slot."""
     groups: list[list[im.ImageOp]] = []
     for op in ops:
         if groups and _joins(groups[-1], op, formats):
@@ -227,6 +233,10 @@ def fused(ops: Sequence[im.ImageOp], formats: Sequence[int]) -> list[list[im.Ima
 
 def _joins(group: Sequence[im.ImageOp], op: im.ImageOp, formats: Sequence[int]) -> bool:
     kinds = [member.kind for member in group]
+    if op.kind == im.OP_MATMUL:  # a section's products do not depend on each other
+        return kinds[0] == im.OP_MATMUL and op.inputs == group[0].inputs
+    if op.kind == im.OP_ROPE:
+        return kinds == [im.OP_ROPE] and _turns_alike(group[0], op)
     if op.kind == im.OP_RMS_NORM:
         return kinds == [im.OP_ADD] and op.heads == 1 and op.inputs == (group[0].out,)
     if op.kind != im.OP_QUANTIZE:
@@ -238,3 +248,9 @@ def _joins(group: Sequence[im.ImageOp], op: im.ImageOp, formats: Sequence[int]) 
         return False
     made = [formats[member.out] for member in group if member.kind == im.OP_QUANTIZE]
     return formats[op.out] in (_ACT32, _ACT256) and formats[op.out] not in made
+
+
+def _turns_alike(op: im.ImageOp, other: im.ImageOp) -> bool:
+    """And neither reads what the other one writes."""
+    same = (op.rope, op.mode, op.dim, op.first) == (other.rope, other.mode, other.dim, other.first)
+    return same and op.out not in (*other.inputs, other.out) and other.out not in op.inputs
