@@ -221,6 +221,24 @@ def test_a_worker_that_cannot_start_ends_with_one_line_and_the_code_of_its_reaso
 
 
 @STAND_IN
+@pytest.mark.parametrize("why", ["no driver", "an old driver", "no VMM"])
+def test_a_worker_whose_private_owner_cannot_start_ends_with_the_owner_s_code(
+    on_device: Device, model: Model, run: Path, why: str
+) -> None:
+    settings, code, says = STARTS[why]
+    nothing = {"LD_LIBRARY_PATH": ""}
+    environment = nothing if why == "no driver" else on_device.environment(**settings)
+    refused = Program.start(
+        "ds4_worker.cli", "--cuda", "-m", str(model.path), "--port", "0",
+        **environment, XDG_RUNTIME_DIR=str(run),
+    )  # fmt: skip
+    assert refused.wait() == code, refused.text
+    assert says in refused.lines[-1]
+    assert on_device.used_bytes() == 0
+    assert list((run / "ds4").iterdir()) == []
+
+
+@STAND_IN
 @pytest.mark.parametrize(
     ("kind", "says"),
     [

@@ -72,16 +72,19 @@ def ensure_owner(model: str, owner: str, backend: str = "memfd") -> Found:
 @contextmanager
 def _started(manifest: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Around what a command does with the owner that it started. One that has no address to serve
-    at takes the owner back, unless another process uses it. The log of an owner that has ended
-    goes, as it said why; that of a killed one, which could not, stays."""
+    at takes the owner back, unless another process uses it. One whose owner failed ends with the
+    owner's exit code. The log of an owner that has ended goes, as it said why; that of a killed
+    one, which could not, stays."""
     try:
         yield
     except AddressError:
         if _withdraw(manifest):
             _wait(process, _STOP_SECONDS)
         raise
-    except OwnerUnavailable:
+    except OwnerUnavailable as error:
         _wait(process, _FAILED_SECONDS)
+        if (failed := process.poll()) is not None and failed > 0:
+            error.exit_code = failed
         raise
     finally:
         code = process.poll()
