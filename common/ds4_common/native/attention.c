@@ -57,18 +57,24 @@ static void score_pages(const ds4_attend *a, const float *q, int rows, int64_t b
     }
 }
 
-static void accumulate_pages(const ds4_attend *a, int rows, int64_t first, int64_t base,
-                             int64_t count, const char *last, const float *scores, float *out) {
-    int64_t ld = a->part_tokens, start = hidden(a, first, base, 0);
-    for (int64_t t = start / a->page_tokens * a->page_tokens; t < count; t += a->page_tokens) {
+/* The positions of a part that its rows see. */
+typedef struct {
+    int64_t from[DS4_TILE_ROWS], to[DS4_TILE_ROWS];
+} row_reach;
+
+static void accumulate_pages(const ds4_attend *a, int rows, const row_reach *reach, int64_t base,
+                             const char *last, const float *scores, float *out) {
+    int64_t ld = a->part_tokens, count = reach->to[rows - 1];
+    for (int64_t t = reach->from[0] / a->page_tokens * a->page_tokens; t < count;
+         t += a->page_tokens) {
         const char *values = tile_at(a, a->values, base + t), *next = last;
         if (t + a->page_tokens < count) next = tile_at(a, a->values, base + t + a->page_tokens);
         for (int r = 0, run; r < rows; r += run) { /* rows that see the same part of the page */
-            int64_t seen = clamp(visible(a, first, base, r) - t, 0, a->page_tokens);
-            int64_t from = clamp(hidden(a, first, base, r) - t, 0, a->page_tokens);
+            int64_t seen = clamp(reach->to[r] - t, 0, a->page_tokens);
+            int64_t from = clamp(reach->from[r] - t, 0, a->page_tokens);
             for (run = 1; run < DS4_VALUE_ROWS && r + run < rows; run++)
-                if (clamp(visible(a, first, base, r + run) - t, 0, a->page_tokens) != seen ||
-                    clamp(hidden(a, first, base, r + run) - t, 0, a->page_tokens) != from)
+                if (clamp(reach->to[r + run] - t, 0, a->page_tokens) != seen ||
+                    clamp(reach->from[r + run] - t, 0, a->page_tokens) != from)
                     break;
             if (seen > from)
                 a->kv->accumulate(scores + r * ld + t + from, ld, run, from, seen - from, values,
@@ -80,13 +86,18 @@ static void accumulate_pages(const ds4_attend *a, int rows, int64_t first, int64
 
 void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t first, int64_t part,
                      float *scores, ds4_softmax_state out) {
-    int64_t base = part * a->part_tokens, ld = a->part_tokens;
-    int64_t count = visible(a, first, base, rows - 1);
-    int64_t start = hidden(a, first, base, 0), after = base + a->part_tokens;
-    score_pages(a, q, rows, base, start, count, tile_at(a, a->values, base + start), scores);
+    row_reach reach;
+    int64_t base = part * a->part_tokens, ld = a->part_tokens, after = base + a->part_tokens;
+    for (int r = 0; r < rows; r++) {
+        reach.from[r] = hidden(a, first, base, r);
+        reach.to[r] = visible(a, first, base, r);
+    }
+    int64_t start = reach.from[0];
+    score_pages(a, q, rows, base, start, reach.to[rows - 1], tile_at(a, a->values, base + start),
+                scores);
     ds4_softmax_clear(out, rows, a->value_pad);
     for (int r = 0; r < rows; r++) {
-        int64_t from = hidden(a, first, base, r), n = visible(a, first, base, r) - from;
+        int64_t from = reach.from[r], n = reach.to[r] - from;
         if (n <= 0) continue;
         float *s = scores + r * ld + from;
         if (a->soft_cap != 0.0f) a->vector->soft_cap(s, s, a->soft_cap, n);
@@ -94,18 +105,28 @@ void ds4_attend_part(const ds4_attend *a, const float *q, int rows, int64_t firs
         out.sum[r] = a->vector->softmax(s, out.max[r], n);
     }
     const char *next = tile_at(a, a->keys, after < a->positions ? after : base + start);
-    accumulate_pages(a, rows, first, base, count, next, scores, out.values);
+    accumulate_pages(a, rows, &reach, base, next, scores, out.values);
 }
 
 void ds4_softmax_fold(const ds4_vector *vector, ds4_softmax_state state, ds4_softmax_state part,
                       int rows, int64_t value_pad) {
-    for (int r = 0; r < rows; r++) {
-        if (part.sum[r] == 0.0f) continue; /* the part does not reach this row; NaN goes on */
-        float top = part.max[r] > state.max[r] ? part.max[r] : state.max[r];
-        float keep = ds4_exp(state.max[r] - top), take = ds4_exp(part.max[r] - top);
-        state.max[r] = top;
-        state.sum[r] = state.sum[r] * keep + part.sum[r] * take;
-        vector->join(state.values + r * value_pad, part.values + r * value_pad, keep, take, value_pad);
+    float scale[2 * DS4_TILE_ROWS]; /* of each row: what is kept of the state, what is taken of the part */
+    for (int r0 = 0, some; r0 < rows; r0 += some) {
+        some = rows - r0 < DS4_TILE_ROWS ? rows - r0 : DS4_TILE_ROWS;
+        for (int i = 0; i < some; i++) {
+            float old = state.max[r0 + i], fresh = part.max[r0 + i], top = fresh > old ? fresh : old;
+            scale[2 * i] = old - top;
+            scale[2 * i + 1] = fresh - top;
+        }
+        vector->exp_scaled(scale, scale, 0.0f, 1.0f, 2 * some);
+        for (int i = 0; i < some; i++) {
+            const int r = r0 + i;
+            if (part.sum[r] == 0.0f) continue; /* the part does not reach this row; NaN goes on */
+            if (part.max[r] > state.max[r]) state.max[r] = part.max[r];
+            state.sum[r] = state.sum[r] * scale[2 * i] + part.sum[r] * scale[2 * i + 1];
+            vector->join(state.values + r * value_pad, part.values + r * value_pad, scale[2 * i],
+                         scale[2 * i + 1], value_pad);
+        }
     }
 }
 
