@@ -197,7 +197,6 @@ def test_the_pattern_of_windows_may_be_given_per_layer(tmp_path: Path) -> None:
         ("attn_logit_softcapping", 50.0, 0.0),
         ("final_logit_softcapping", 30.0, 0.0),
         ("router_logit_softcapping", 30.0, 0.0),
-        ("use_parallel_residual", True, False),
         ("attention.key_length_swa", 64, 8),
     ],
 )
@@ -212,6 +211,13 @@ def test_values_that_would_change_results_and_that_no_recipe_applies_are_refused
 
 def test_a_family_that_applies_such_a_value_is_not_refused(tmp_path: Path) -> None:
     prepared(GEMMA3[0], tmp_path, final_logit_softcapping=30.0)
+
+
+@pytest.mark.parametrize("case", [QWEN2, MIXTRAL], ids=["qwen2", "mixtral"])
+def test_a_key_that_converters_wrote_for_every_family_is_not_refused(
+    case: Any, tmp_path: Path
+) -> None:
+    prepared(case[0], tmp_path, use_parallel_residual=True)
 
 
 @pytest.mark.parametrize("ahead", [2, 3, 4])

@@ -2,7 +2,8 @@
 
 Owns: the list of such keys, below the architecture's prefix, with the values that change nothing.
 A file with another value is refused: to leave it out would be a silent wrong answer. Keys that are
-not listed here describe a file or its training and change no result.
+not listed here describe a file or its training and change no result. Nor does what a converter
+writes whatever the model is: once that was `use_parallel_residual`, true, in llama and qwen2 files.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
     "residual_scale": _ONE,
     "rope.scaling.alpha": _ONE,
     "router_logit_softcapping": _OFF,
-    "use_parallel_residual": _OFF,
 }
 # Sizes of layers that slide, which here are those of all layers.
 _SAME = {
