@@ -29,6 +29,11 @@ def log_path(manifest_path: str) -> str:
     return manifest_path + ".log"
 
 
+def start_path(manifest_path: str) -> str:
+    """The lock of a start: a private owner's, while a command waits for it to answer."""
+    return manifest_path + ".start"
+
+
 def check_socket_path(path: str, option: str) -> None:
     """Raises UsageError naming `option` when `path` is too long for a Unix socket."""
     size = len(os.fsencode(path))

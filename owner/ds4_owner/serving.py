@@ -7,6 +7,7 @@ the end of the loader, which only relieves the page cache by then.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,14 +110,24 @@ def remove_manifest(path: str) -> None:
         os.unlink(path)
 
 
-def remove_log(manifest: str) -> None:
-    """Removes the log of a private owner that was stopped: it ended as it should. Nothing happens
-    where the log of this process is another file."""
-    if paths.is_private_manifest(manifest):
-        path = paths.log_path(manifest)
-        with suppress(OSError):  # there is none
-            if os.path.samestat(os.stat(path), os.fstat(sys.stderr.fileno())):
-                os.unlink(path)
+def remove_leavings(manifest: str) -> None:
+    """Removes what the command that started a private owner left: its log, where this process ends
+    as it should, and its lock, where it was interrupted. Nothing happens where the log of this
+    process is another file."""
+    if not paths.is_private_manifest(manifest):
+        return
+    path = paths.log_path(manifest)
+    with suppress(OSError):  # there is none
+        if os.path.samestat(os.stat(path), os.fstat(sys.stderr.fileno())):
+            os.unlink(path)
+            _remove_free_lock(paths.start_path(manifest))
+
+
+def _remove_free_lock(path: str) -> None:
+    with open(path, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # somebody starts an owner: it is theirs
+        if os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
+            os.unlink(path)
 
 
 def serve(owner: Owner, watch: StopWatch, child: LoaderChild | None = None) -> None:
@@ -140,7 +151,7 @@ def serve(owner: Owner, watch: StopWatch, child: LoaderChild | None = None) -> N
     owner.store.clear()
     log(f"shutting down broker_requests={owner.broker.line_requests}")
     if owner.broker.lives:
-        remove_log(owner.broker.manifest_path)
+        remove_leavings(owner.broker.manifest_path)
 
 
 def _reexec(owner: Owner, watch: StopWatch) -> None:

@@ -23,7 +23,7 @@ from ds4_owner.broker import Broker
 from ds4_owner.config import OwnerConfig, load_key
 from ds4_owner.notify import notify
 from ds4_owner.progress import log, size
-from ds4_owner.serving import Owner, remove_log, remove_manifest, serve, watch_dog
+from ds4_owner.serving import Owner, remove_leavings, remove_manifest, serve, watch_dog
 from ds4_owner.stop import Change, Stopped, StopWatch
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(config: OwnerConfig, arguments: Sequence[str] = ()) -> int:
         except Stopped:
             log("shutting down broker_requests=0: stopped before it was ready")
             if config.manifest is not None:
-                remove_log(config.manifest)
+                remove_leavings(config.manifest)
             return 0
         serve(owner, watch, child)
     return 0

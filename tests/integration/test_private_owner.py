@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -122,6 +123,57 @@ def test_only_a_killed_private_owner_leaves_its_log(
     assert worker.stop() == 0
     if number == signal.SIGTERM:
         assert left_behind(private_runtime) == []
+
+
+def stop_owner(log: Path) -> None:
+    """Of a private owner by the name of its log; it has ended afterwards."""
+    with client.connect(str(log.with_suffix("")), "stop") as operator:
+        pidfd = os.pidfd_open(operator.owner_pid)
+        operator.request_stop()
+    assert select.select([pidfd], [], [], 60)[0]
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["interrupted", "under way"])
+def test_the_lock_of_a_start_goes_with_the_owner_unless_somebody_holds_it(
+    held: bool, private_runtime: Path, tmp_path: Path
+) -> None:
+    model = write_llama(tmp_path / "tiny.gguf")
+    worker = stack.Program.start(
+        *("ds4_worker.cli", "-m", str(model), "--port", str(stack.free_port())),
+        XDG_RUNTIME_DIR=str(private_runtime),
+    )
+    worker.wait_for("ready http")
+    (log,) = (private_runtime / "ds4").glob("*.log")
+    with open(log.with_suffix(".start"), "wb") as lock:
+        if held:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        stop_owner(log)
+        assert left_behind(private_runtime) == [f"{log.stem}.start"] * held
+    assert worker.stop() == 0
+    assert left_behind(private_runtime) == []
+
+
+def test_a_worker_leaves_the_log_of_the_owner_after_its_own(
+    private_runtime: Path, tmp_path: Path
+) -> None:
+    model = write_llama(tmp_path / "tiny.gguf")
+    workers = []
+    for _ in range(2):
+        worker = stack.Program.start(
+            *("ds4_worker.cli", "-m", str(model), "--port", str(stack.free_port())),
+            XDG_RUNTIME_DIR=str(private_runtime),
+        )
+        worker.wait_for("ready http")
+        workers.append(worker)
+        (log,) = (private_runtime / "ds4").glob("*.log")
+        if len(workers) == 1:
+            stop_owner(log)
+            assert not log.exists()
+    for worker in workers:
+        assert "starting a private owner" in worker.text
+        assert worker.stop() == 0
+        assert log.exists()
 
 
 def test_an_api_key_reaches_no_log_and_no_owner_that_outlives_the_worker(

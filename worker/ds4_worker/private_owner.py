@@ -89,6 +89,13 @@ def _started(manifest: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         code = process.poll()
         if code is not None and code >= 0:
+            _remove_log(manifest)
+
+
+def _remove_log(manifest: str) -> None:
+    """Unless it is that of the next owner by now."""
+    with suppress(FileNotFoundError), _start_lock(manifest):
+        if not _answers(manifest):
             _remove(paths.log_path(manifest))
 
 
@@ -115,7 +122,7 @@ def _tell(text: str) -> None:
 @contextmanager
 def _start_lock(manifest: str) -> Iterator[None]:
     """Its file is gone afterwards, so a lock counts only while the file is still in its place."""
-    path = f"{manifest}.start"
+    path = paths.start_path(manifest)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
