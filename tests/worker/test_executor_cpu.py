@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ds4_common.contract import prepared_model_pb2 as pb
 from ds4_common.contract.lower import lower_cpu
-from ds4_common.errors import StepRefused
+from ds4_common.errors import ExecutorFailure, StepRefused
 from ds4_common.gguf import GgmlType
 from ds4_common.quants.native import Isa, best_isa, library
 from ds4_worker.executor.api import KV_DTYPES, ExecutorConfig, Sampled, Sampling, Slice
@@ -93,6 +93,19 @@ def test_instruction_sets_change_no_bit(tiny: Prepared, expected: Rows, isa: str
     n = 300  # into the second attention part; the scalar kernels are slow
     rows = whole(tiny, replace(BASE, threads=2, isa=isa), n)
     assert (rows == expected[:n]).all()
+
+
+@pytest.mark.parametrize("isa", RUNNING)
+def test_an_executor_names_the_instruction_set_that_it_runs(tiny: Prepared, isa: str) -> None:
+    executor = cpu_executor(tiny, replace(BASE, isa=isa))
+    assert executor.isa == isa
+    executor.close()
+
+
+@pytest.mark.parametrize("isa", [name for i in Isa if (name := i.name.lower()) not in RUNNING])
+def test_instruction_sets_of_other_cpus_are_known_and_refused(tiny: Prepared, isa: str) -> None:
+    with pytest.raises(ExecutorFailure, match=rf"isa: got {Isa[isa.upper()]:d}, this CPU"):
+        cpu_executor(tiny, replace(BASE, isa=isa))
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

@@ -30,7 +30,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
     kv_dtype: str = "f16"  # one of KV_DTYPES
     batch_tokens: int = 512  # most tokens in one step
     batch_outputs: int = 64  # most sampled rows in one step
-    isa: str = "auto"  # "auto", "scalar", "avx2", "neon", "avx512", "amx"
+    isa: str = "auto"  # or the name of an Isa (ds4_common/quants/native.py) in small letters
 
 
 class WindowPages(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import msgspec
 from ds4_common.contract import image as image_format
 from ds4_common.errors import ExecutorFailure, NativeLibraryError, StepRefused
 from ds4_common.native import buffers
+from ds4_common.quants.native import Isa
 from ds4_worker.executor.api import (
     MOST_DRAFTS,
     ExecutorConfig,
@@ -40,7 +41,7 @@ from ds4_worker.executor.records import (
 # A buffer, or (address, bytes) that the caller keeps mapped.
 MemorySource = memoryview | tuple[int, int]
 
-_ISAS = {"auto": -1, "scalar": 0, "avx2": 1, "neon": 2, "avx512": 3, "amx": 4}
+_ISAS = {"auto": -1} | {isa.name.lower(): isa.value for isa in Isa}
 _KV_DTYPES = {"f16": 0, "f32": 1, "bf16": 2, "q8_0": 3}  # native/kv.h
 _SECTION_KINDS = (  # native/image.h, and the last two
     "rows", "matmul", "attend", "experts", "compress", "index", "attend_rows", "sample", "around",
@@ -151,7 +152,7 @@ class CpuExecutor:
         self.rewinds: bool = info.rewinds > MOST_DRAFTS
         self.divisible: bool = not info.forward_only
         self.threads: int = info.threads
-        self.isa = next(name for name, number in _ISAS.items() if number == info.isa)
+        self.isa = Isa(info.isa).name.lower()
         self._sections: int = info.sections
         self._logits_stride: int = info.logits_stride
         self._map_buffers(config)
