@@ -199,7 +199,7 @@ class Kernel:
                 ctypes.byref(weight), row0, row1, acts.ctypes.data, acts.strides[0], len(x),
                 y.ctypes.data, ldy,
             )  # fmt: skip
-        assert (y[:, self.rows :] == -77.0).all(), "kernel wrote outside its rectangle"
+            assert (y[:, row1:] == -77.0).all(), "kernel wrote outside its rectangle"
         return y[:, : self.rows].copy()
 
 
