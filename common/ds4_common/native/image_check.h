@@ -1,7 +1,7 @@
 /* What the checks of an image share: looking up slots and weights that an op may use.
  *
- * Owns: the questions. image.c checks the tables and the ops of plain decoders, image_rows.c those of
- * streams that exchange and of attention over rows. Nothing here is known outside these two.
+ * Owns: the questions. image.c checks the tables, image_ops.c the ops of plain decoders, image_rows.c those
+ * of streams that exchange and of attention over rows. Nothing here is known outside these three.
  */
 #ifndef DS4_IMAGE_CHECK_H
 #define DS4_IMAGE_CHECK_H
@@ -52,6 +52,9 @@ static inline const ds4_image_slot *routes(const checker *c, uint32_t index, uin
     *used = s->width / 2;
     return s;
 }
+
+/* image_ops.c: 1 when an op of that section fits its slots, weights, planes and the kernels of `isa`. */
+int ds4_check_op(const checker *c, const ds4_image_section *s, const ds4_image_op *op, int isa);
 
 /* image_rows.c: 1 when the op fits its slots, weights and planes. `x` is its first input. */
 int ds4_check_stream_op(const checker *c, const ds4_image_op *op, uint32_t space,
