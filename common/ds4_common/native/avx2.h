@@ -1,4 +1,4 @@
-/* Pieces shared by the AVX2 kernel files. Include only from *_avx2.c. */
+/* Pieces shared by the AVX2 kernel files, and by those of later sets (avx512.h). */
 #ifndef DS4_AVX2_H
 #define DS4_AVX2_H
 

@@ -11,15 +11,18 @@ DS4_INLINE __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
 
 DS4_INLINE __m512i broadcast4_16(const void *p) { return _mm512_set1_epi32((int)ds4_load_u32(p)); }
 
+/* A dword of bytes or of int16. */
+typedef int32_t __attribute__((may_alias, aligned(1))) any_dword;
+
 /* Adds the products of the four bytes at x with those of every lane, w's unsigned; and of the two int16.
  * The compiler's own would load x into a register first, for every column of a kernel. */
 DS4_INLINE __m512i dot4_16(__m512i sum, __m512i w, const void *x) {
-    __asm__("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t *)x), "v"(w));
+    __asm__("vpdpbusd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const any_dword *)x), "v"(w));
     return sum;
 }
 
 DS4_INLINE __m512i dot2_16(__m512i sum, __m512i w, const void *x) {
-    __asm__("vpdpwssd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const int32_t *)x), "v"(w));
+    __asm__("vpdpwssd %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(*(const any_dword *)x), "v"(w));
     return sum;
 }
 

@@ -12,7 +12,7 @@
 #define FEW 8                        /* columns that wait for memory more than they compute: */
 #define MOST_WORK_FEW (256 * 1024)   /* ... of each of them, lest threads wait for the last task */
 #define TILE_BYTES (128 * 1024)      /* activations of one column tile */
-#define WIDE_TILE_BYTES (768 * 1024) /* AVX-512 and AMX: products are cheap, rows are unpacked seldom */
+#define WIDE_TILE_BYTES (768 * 1024) /* AVX-512, AMX, I8MM: products are cheap, rows are unpacked seldom */
 #define ROW_STEP 16                  /* kernels like whole groups of rows, */
 #define ROW_STEP_MANY 32             /* ... and with several columns larger ones */
 

@@ -12,8 +12,7 @@
 #define PAIRS 4   /* of rows */
 #define MANY 128  /* columns whose float sums wait while the next weights are unpacked */
 
-/* Columns from which pairs of them pay: fewer go to the NEON kernel, which takes
- * fewer instructions for them. */
+/* Columns from which pairs of them pay: fewer go to the NEON kernel, which takes fewer instructions. */
 DS4_INLINE int least_columns(int x8) { return x8 ? 10 : 3; }
 
 DS4_INLINE int8x16_t zip1_dwords(int8x16_t a, int8x16_t b) {

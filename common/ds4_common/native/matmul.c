@@ -4,6 +4,9 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #include <asm/hwcap.h>
+#ifndef HWCAP2_I8MM /* headers older than Linux 5.7 */
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #elif defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -64,9 +64,8 @@ typedef enum {
 typedef void (*ds4_matmul_fn)(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,
                               size_t act_stride, int64_t n, float *y, int64_t ldy);
 
-/* Best instruction set of this CPU, lowered by the environment variable DS4_ISA=scalar|avx2|neon|avx512|amx|
- * i8mm.
- * -1 when that variable says something else. */
+/* Best instruction set of this CPU, lowered by the environment variable
+ * DS4_ISA=scalar|avx2|neon|avx512|amx|i8mm. -1 when that variable says something else. */
 DS4_EXPORT int ds4_isa_best(void);
 
 /* 1 when this build and CPU can run that instruction set. */

@@ -1,10 +1,10 @@
 /* Types whose activations come in blocks of 32, AVX2: X8 and raw, one column and many.
  *
  * Owns the fast paths for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (raw and X8) and for IQ4_NL, MXFP4, NVFP4 and
- * Q1_0 (raw). A block here is 32 weights: a part of a stored one where that is larger. One lane per row everywhere, so the float
- * order is the scalar one. One column: weights are unpacked in registers and each 4-byte activation
- * group is broadcast to 8 rows. Several columns: 16 rows of up to TILE_BLOCKS blocks are unpacked
- * once into a tile in the L1 cache and multiplied with four columns at a time.
+ * Q1_0 (raw). A block here is 32 weights: a part of a stored one where that is larger. One lane per row
+ * everywhere, so the float order is the scalar one. One column: weights are unpacked in registers and
+ * each 4-byte activation group is broadcast to 8 rows. Several columns: 16 rows of up to TILE_BLOCKS
+ * blocks are unpacked once into a tile in the L1 cache and multiplied with four columns at a time.
  *
  * Sums in int16: nibbles reach 8 * 2 * 15 * 127 = 30480 in a block, five-bit values
  * 4 * 2 * 31 * 127 = 31496 in half a block, Q8_0 2 * 128 * 127 = 32512 in one step.

@@ -1,9 +1,10 @@
 /* Types whose activations come in blocks of 32, NEON: X8 and raw, one column and many.
  *
  * Owns the fast paths for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (X8 and raw), IQ4_NL, MXFP4, NVFP4 and Q1_0 (raw).
- * A block here is 32 weights: a part of a stored one where that is larger. Eight rows at a time, one lane per row, so the float order is the scalar one: a block of eight rows is
- * unpacked into sixteen vectors once and multiplied with up to COLUMNS columns, four activations being
- * broadcast by the dot product instruction itself. Raw blocks are transposed into the same form.
+ * A block here is 32 weights: a part of a stored one where that is larger. Eight rows at a time, one lane
+ * per row, so the float order is the scalar one: a block of eight rows is unpacked into sixteen vectors
+ * once and multiplied with up to COLUMNS columns, four activations being broadcast by the dot product
+ * instruction itself. Raw blocks are transposed into the same form.
  */
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "legacy_block_neon.h"

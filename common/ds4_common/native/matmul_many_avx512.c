@@ -16,7 +16,7 @@
 #define TILE 6   /* columns whose sums fit the registers */
 #define MOST 256 /* columns whose sums wait between stretches: 32 KiB */
 
-/* Blocks of thirty-two rows: of each four weights a vector of the upper sixteen rows and one of the others. */
+/* Blocks of thirty-two rows: of each four weights a vector of the first sixteen rows and one of the others. */
 typedef struct {
     uint8_t q[SPAN][8][2][64];
     __m512 d[SPAN][2], m[SPAN][2]; /* scales and minima */

@@ -2,7 +2,8 @@
  *
  * So lane 2 i + q of a vector is dword i of row q of the pair, and activations are taken with every dword twice.
  * Four products stay below 2^11: vpdpwssd multiplies them with the sub-scale and adds. Minima meet the sums of
- * the activations in the same order of lanes. More than a few columns go to the AVX2 kernel.
+ * the activations in the same order of lanes. More columns of too few rows for a panel go to the
+ * AVX2 kernel.
  */
 #if defined(__AVX512F__)
 #include "aligned.h"

@@ -5,7 +5,7 @@
  * can keep up with. Accumulators wait in memory meanwhile. vpdpbusd and vpmulld share their units, so a block
  * is multiplied with as few sub-scales as its type allows (super_panel_avx512.h). Types without a stored minimum
  * begin their sums at -offset times the sum of the activations: that costs no multiplication per row.
- * Fewer columns go to the kernels that read rows once.
+ * Fewer columns, or half a panel of rows, go to the kernels that read rows once.
  */
 #if defined(__AVX512F__)
 #include "super_panel_avx512.h"

@@ -1,4 +1,4 @@
-/* Scalar versions: the definition of what op_vector_avx2.c and op_vector_neon.c compute. */
+/* Scalar versions: the definition of what op_vector_avx2.c, _avx512.c and _neon.c compute. */
 #include "op_vector.h"
 
 #include "op_math.h"

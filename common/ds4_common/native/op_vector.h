@@ -1,7 +1,7 @@
 /* The executor's own vector operations: a table per instruction set, bit for bit equal.
  *
  * Owns: every reduction order outside the matmul kernels. Sums of n values run in 32 lanes (value i in
- * lane i mod 32, an fmaf or add chain in order of i) and end in ds4_fold32; attention sums run in 8.
+ * lane i mod 32, an fmaf or add chain in order of i) and end in ds4_fold; attention sums run in 8.
  */
 #ifndef DS4_OP_VECTOR_H
 #define DS4_OP_VECTOR_H

@@ -50,7 +50,8 @@ enum {
 /* Flags of one encode call. */
 enum { DS4_TOKENIZER_WITH_BOS_EOS = 1, DS4_TOKENIZER_PARSE_SPECIAL = 2, DS4_TOKENIZER_RAW = 4 };
 
-/* Token types as in GGUF; the top bit marks tokens that their own merges produce. */
+/* Token types as in GGUF. Flags: WHOLE marks normal tokens that their own merges produce, STRIPS special
+ * ones that take the white space after them along. */
 enum {
     DS4_TOKEN_NORMAL = 1,
     DS4_TOKEN_UNKNOWN = 2,
