@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,21 @@ def test_only_a_killed_private_owner_leaves_its_log(
         assert left_behind(private_runtime) == []
 
 
+@contextmanager
+def served(model: Path, runtime: Path) -> Iterator[tuple[stack.Program, Path]]:
+    """A worker that serves, and the log of its private owner."""
+    worker = stack.Program.start(
+        *("ds4_worker.cli", "-m", str(model), "--port", str(stack.free_port())),
+        XDG_RUNTIME_DIR=str(runtime),
+    )
+    try:
+        worker.wait_for("ready http")
+        (log,) = (runtime / "ds4").glob("*.log")
+        yield worker, log
+    finally:
+        assert worker.stop() == 0
+
+
 def stop_owner(log: Path) -> None:
     """Of a private owner by the name of its log; it has ended afterwards."""
     with client.connect(str(log.with_suffix("")), "stop") as operator:
@@ -138,19 +154,12 @@ def stop_owner(log: Path) -> None:
 def test_the_lock_of_a_start_goes_with_the_owner_unless_somebody_holds_it(
     held: bool, private_runtime: Path, tmp_path: Path
 ) -> None:
-    model = write_llama(tmp_path / "tiny.gguf")
-    worker = stack.Program.start(
-        *("ds4_worker.cli", "-m", str(model), "--port", str(stack.free_port())),
-        XDG_RUNTIME_DIR=str(private_runtime),
-    )
-    worker.wait_for("ready http")
-    (log,) = (private_runtime / "ds4").glob("*.log")
-    with open(log.with_suffix(".start"), "wb") as lock:
-        if held:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        stop_owner(log)
-        assert left_behind(private_runtime) == [f"{log.stem}.start"] * held
-    assert worker.stop() == 0
+    with served(write_llama(tmp_path / "tiny.gguf"), private_runtime) as (_, log):
+        with open(log.with_suffix(".start"), "wb") as lock:
+            if held:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            stop_owner(log)
+            assert left_behind(private_runtime) == [f"{log.stem}.start"] * held
     assert left_behind(private_runtime) == []
 
 
@@ -158,21 +167,12 @@ def test_a_worker_leaves_the_log_of_the_owner_after_its_own(
     private_runtime: Path, tmp_path: Path
 ) -> None:
     model = write_llama(tmp_path / "tiny.gguf")
-    workers = []
-    for _ in range(2):
-        worker = stack.Program.start(
-            *("ds4_worker.cli", "-m", str(model), "--port", str(stack.free_port())),
-            XDG_RUNTIME_DIR=str(private_runtime),
-        )
-        worker.wait_for("ready http")
-        workers.append(worker)
-        (log,) = (private_runtime / "ds4").glob("*.log")
-        if len(workers) == 1:
+    with ExitStack() as second:
+        with served(model, private_runtime) as (_, log):
             stop_owner(log)
             assert not log.exists()
-    for worker in workers:
-        assert "starting a private owner" in worker.text
-        assert worker.stop() == 0
+            worker, log = second.enter_context(served(model, private_runtime))
+            assert "starting a private owner" in worker.text
         assert log.exists()
 
 
