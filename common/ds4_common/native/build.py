@@ -55,9 +55,13 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{shlex.join(command)}\nexit {done.returncode}\n{done.stderr}")
 
 
+def _vector_flags(machine: str) -> dict[str, list[str]]:
+    return VECTOR_FLAGS.get(MACHINES.get(machine, machine), {})
+
+
 def flags_for(source: Path, machine: str) -> list[str]:
     """Compiler flags of one source file beyond CFLAGS."""
-    for suffix, flags in VECTOR_FLAGS.get(MACHINES.get(machine, machine), {}).items():
+    for suffix, flags in _vector_flags(machine).items():
         if source.name.endswith(suffix):
             return flags
     return []
@@ -73,7 +77,8 @@ def build(target_folder: Path = NATIVE, object_folder: Path | None = None) -> Pa
     library = target_folder / LIBRARY
     headers = max((h.stat().st_mtime_ns for h in NATIVE.glob("*.h")), default=0)
     stamp = objects / "command"
-    command_text = shlex.join([*compiler, *CFLAGS, *extra])
+    vector = _vector_flags(platform.machine())
+    command_text = shlex.join([*compiler, *CFLAGS, *extra]) + f" {vector}"
     stale_all = not stamp.exists() or stamp.read_text() != command_text
 
     jobs: list[tuple[Path, Path]] = []

@@ -6,6 +6,7 @@
  */
 #if defined(__AMX_INT8__)
 #include "amx.h"
+#include "kernel_list.h"
 #include "legacy_x8_avx512.h"
 
 #define LEAST_TILED 12 /* columns from which unpacking into tiles pays */
@@ -185,41 +186,23 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     _tile_release();
 }
 
-#define KERNEL(name, type, x8)                                                                     \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, x8, w, row0, row1, acts, act_stride, n, y, ldy);                          \
-    }
-
-KERNEL(q4_0_raw, DS4_Q4_0, 0)
-KERNEL(q4_1_raw, DS4_Q4_1, 0)
-KERNEL(q5_0_raw, DS4_Q5_0, 0)
-KERNEL(q5_1_raw, DS4_Q5_1, 0)
-KERNEL(q8_0_raw, DS4_Q8_0, 0)
-KERNEL(q1_0_raw, DS4_Q1_0, 0)
-KERNEL(iq4_nl_raw, DS4_IQ4_NL, 0)
-KERNEL(mxfp4_raw, DS4_MXFP4, 0)
-KERNEL(q4_0_x8, DS4_Q4_0, 1)
-KERNEL(q4_1_x8, DS4_Q4_1, 1)
-KERNEL(q5_0_x8, DS4_Q5_0, 1)
-KERNEL(q5_1_x8, DS4_Q5_1, 1)
-KERNEL(q8_0_x8, DS4_Q8_0, 1)
+#define KERNELS(each)                                                                              \
+    each(q4_0_raw, DS4_Q4_0, 0)                                                                    \
+    each(q4_1_raw, DS4_Q4_1, 0)                                                                    \
+    each(q5_0_raw, DS4_Q5_0, 0)                                                                    \
+    each(q5_1_raw, DS4_Q5_1, 0)                                                                    \
+    each(q8_0_raw, DS4_Q8_0, 0)                                                                    \
+    each(q1_0_raw, DS4_Q1_0, 0)                                                                    \
+    each(iq4_nl_raw, DS4_IQ4_NL, 0)                                                                \
+    each(mxfp4_raw, DS4_MXFP4, 0)                                                                  \
+    each(q4_0_x8, DS4_Q4_0, 1)                                                                     \
+    each(q4_1_x8, DS4_Q4_1, 1)                                                                     \
+    each(q5_0_x8, DS4_Q5_0, 1)                                                                     \
+    each(q5_1_x8, DS4_Q5_1, 1)                                                                     \
+    each(q8_0_x8, DS4_Q8_0, 1)
 
 /* NULL where another kernel serves. */
-ds4_matmul_fn ds4_matmul_amx_legacy(uint32_t type, uint32_t layout) {
-    const int x8 = layout == DS4_LAYOUT_X8;
-    switch (type) {
-    case DS4_Q4_0: return x8 ? q4_0_x8 : q4_0_raw;
-    case DS4_Q4_1: return x8 ? q4_1_x8 : q4_1_raw;
-    case DS4_Q5_0: return x8 ? q5_0_x8 : q5_0_raw;
-    case DS4_Q5_1: return x8 ? q5_1_x8 : q5_1_raw;
-    case DS4_Q8_0: return x8 ? q8_0_x8 : q8_0_raw;
-    case DS4_Q1_0: return q1_0_raw;
-    case DS4_IQ4_NL: return iq4_nl_raw;
-    case DS4_MXFP4: return mxfp4_raw;
-    default: return NULL;
-    }
-}
+DS4_KERNELS(ds4_matmul_amx_legacy, KERNELS, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_legacy_amx_is_for_x86;
 #endif

@@ -10,6 +10,7 @@
  * 4 * 2 * 31 * 127 = 31496 in half a block, Q8_0 2 * 128 * 127 = 32512 in one step.
  */
 #if defined(__AVX2__)
+#include "kernel_list.h"
 #include "legacy_unpack_avx2.h"
 
 /* Sums of two products of 32 values with 32 activations, in int16. */
@@ -276,41 +277,23 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     }
 }
 
-#define KERNEL(name, type, x8)                                                                     \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, x8, w, row0, row1, acts, act_stride, n, y, ldy);                          \
-    }
+#define KERNELS(each)                                                                              \
+    each(q4_0_raw, DS4_Q4_0, 0)                                                                    \
+    each(q4_1_raw, DS4_Q4_1, 0)                                                                    \
+    each(q5_0_raw, DS4_Q5_0, 0)                                                                    \
+    each(q5_1_raw, DS4_Q5_1, 0)                                                                    \
+    each(q8_0_raw, DS4_Q8_0, 0)                                                                    \
+    each(q1_0_raw, DS4_Q1_0, 0)                                                                    \
+    each(iq4_nl_raw, DS4_IQ4_NL, 0)                                                                \
+    each(mxfp4_raw, DS4_MXFP4, 0)                                                                  \
+    each(nvfp4_raw, DS4_NVFP4, 0)                                                                  \
+    each(q4_0_x8, DS4_Q4_0, 1)                                                                     \
+    each(q4_1_x8, DS4_Q4_1, 1)                                                                     \
+    each(q5_0_x8, DS4_Q5_0, 1)                                                                     \
+    each(q5_1_x8, DS4_Q5_1, 1)                                                                     \
+    each(q8_0_x8, DS4_Q8_0, 1)
 
-KERNEL(q4_0_raw, DS4_Q4_0, 0)
-KERNEL(q4_1_raw, DS4_Q4_1, 0)
-KERNEL(q5_0_raw, DS4_Q5_0, 0)
-KERNEL(q5_1_raw, DS4_Q5_1, 0)
-KERNEL(q8_0_raw, DS4_Q8_0, 0)
-KERNEL(q1_0_raw, DS4_Q1_0, 0)
-KERNEL(iq4_nl_raw, DS4_IQ4_NL, 0)
-KERNEL(mxfp4_raw, DS4_MXFP4, 0)
-KERNEL(nvfp4_raw, DS4_NVFP4, 0)
-KERNEL(q4_0_x8, DS4_Q4_0, 1)
-KERNEL(q4_1_x8, DS4_Q4_1, 1)
-KERNEL(q5_0_x8, DS4_Q5_0, 1)
-KERNEL(q5_1_x8, DS4_Q5_1, 1)
-KERNEL(q8_0_x8, DS4_Q8_0, 1)
-
-ds4_matmul_fn ds4_matmul_avx2_legacy(uint32_t type, uint32_t layout) {
-    switch (type) {
-    case DS4_Q4_0: return layout == DS4_LAYOUT_X8 ? q4_0_x8 : q4_0_raw;
-    case DS4_Q4_1: return layout == DS4_LAYOUT_X8 ? q4_1_x8 : q4_1_raw;
-    case DS4_Q5_0: return layout == DS4_LAYOUT_X8 ? q5_0_x8 : q5_0_raw;
-    case DS4_Q5_1: return layout == DS4_LAYOUT_X8 ? q5_1_x8 : q5_1_raw;
-    case DS4_Q8_0: return layout == DS4_LAYOUT_X8 ? q8_0_x8 : q8_0_raw;
-    case DS4_Q1_0: return layout == DS4_LAYOUT_X8 ? NULL : q1_0_raw;
-    case DS4_IQ4_NL: return layout == DS4_LAYOUT_X8 ? NULL : iq4_nl_raw;
-    case DS4_MXFP4: return layout == DS4_LAYOUT_X8 ? NULL : mxfp4_raw;
-    case DS4_NVFP4: return layout == DS4_LAYOUT_X8 ? NULL : nvfp4_raw;
-    default: return NULL;
-    }
-}
+DS4_KERNELS(ds4_matmul_avx2_legacy, KERNELS, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_legacy_avx2_is_for_x86;
 #endif

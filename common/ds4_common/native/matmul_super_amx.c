@@ -6,6 +6,7 @@
  */
 #if defined(__AMX_INT8__)
 #include "amx.h"
+#include "kernel_list.h"
 #include "super_x8_avx512.h"
 
 /* Columns from which unpacking into tiles pays; raw blocks have to be turned, too. */
@@ -242,55 +243,30 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     }
 }
 
-#define KERNEL(name, type, x8)                                                                     \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, x8, w, row0, row1, acts, act_stride, n, y, ldy);                          \
-    }
-
-KERNEL(q2_k_raw, DS4_Q2_K, 0)
-KERNEL(q3_k_raw, DS4_Q3_K, 0)
-KERNEL(q4_k_raw, DS4_Q4_K, 0)
-KERNEL(q5_k_raw, DS4_Q5_K, 0)
-KERNEL(q6_k_raw, DS4_Q6_K, 0)
-KERNEL(iq1_s_raw, DS4_IQ1_S, 0)
-KERNEL(iq1_m_raw, DS4_IQ1_M, 0)
-KERNEL(iq2_xxs_raw, DS4_IQ2_XXS, 0)
-KERNEL(iq2_xs_raw, DS4_IQ2_XS, 0)
-KERNEL(iq2_s_raw, DS4_IQ2_S, 0)
-KERNEL(iq3_xxs_raw, DS4_IQ3_XXS, 0)
-KERNEL(iq3_s_raw, DS4_IQ3_S, 0)
-KERNEL(iq4_xs_raw, DS4_IQ4_XS, 0)
-KERNEL(tq1_0_raw, DS4_TQ1_0, 0)
-KERNEL(tq2_0_raw, DS4_TQ2_0, 0)
-KERNEL(q2_k_x8, DS4_Q2_K, 1)
-KERNEL(q3_k_x8, DS4_Q3_K, 1)
-KERNEL(q4_k_x8, DS4_Q4_K, 1)
-KERNEL(q5_k_x8, DS4_Q5_K, 1)
-KERNEL(q6_k_x8, DS4_Q6_K, 1)
+#define KERNELS(each)                                                                              \
+    each(q2_k_raw, DS4_Q2_K, 0)                                                                    \
+    each(q3_k_raw, DS4_Q3_K, 0)                                                                    \
+    each(q4_k_raw, DS4_Q4_K, 0)                                                                    \
+    each(q5_k_raw, DS4_Q5_K, 0)                                                                    \
+    each(q6_k_raw, DS4_Q6_K, 0)                                                                    \
+    each(iq1_s_raw, DS4_IQ1_S, 0)                                                                  \
+    each(iq1_m_raw, DS4_IQ1_M, 0)                                                                  \
+    each(iq2_xxs_raw, DS4_IQ2_XXS, 0)                                                              \
+    each(iq2_xs_raw, DS4_IQ2_XS, 0)                                                                \
+    each(iq2_s_raw, DS4_IQ2_S, 0)                                                                  \
+    each(iq3_xxs_raw, DS4_IQ3_XXS, 0)                                                              \
+    each(iq3_s_raw, DS4_IQ3_S, 0)                                                                  \
+    each(iq4_xs_raw, DS4_IQ4_XS, 0)                                                                \
+    each(tq1_0_raw, DS4_TQ1_0, 0)                                                                  \
+    each(tq2_0_raw, DS4_TQ2_0, 0)                                                                  \
+    each(q2_k_x8, DS4_Q2_K, 1)                                                                     \
+    each(q3_k_x8, DS4_Q3_K, 1)                                                                     \
+    each(q4_k_x8, DS4_Q4_K, 1)                                                                     \
+    each(q5_k_x8, DS4_Q5_K, 1)                                                                     \
+    each(q6_k_x8, DS4_Q6_K, 1)
 
 /* NULL for float types. */
-ds4_matmul_fn ds4_matmul_amx_super(uint32_t type, uint32_t layout) {
-    const int x8 = layout == DS4_LAYOUT_X8;
-    switch (type) {
-    case DS4_Q2_K: return x8 ? q2_k_x8 : q2_k_raw;
-    case DS4_Q3_K: return x8 ? q3_k_x8 : q3_k_raw;
-    case DS4_Q4_K: return x8 ? q4_k_x8 : q4_k_raw;
-    case DS4_Q5_K: return x8 ? q5_k_x8 : q5_k_raw;
-    case DS4_Q6_K: return x8 ? q6_k_x8 : q6_k_raw;
-    case DS4_IQ1_S: return iq1_s_raw;
-    case DS4_IQ1_M: return iq1_m_raw;
-    case DS4_IQ2_XXS: return iq2_xxs_raw;
-    case DS4_IQ2_XS: return iq2_xs_raw;
-    case DS4_IQ2_S: return iq2_s_raw;
-    case DS4_IQ3_XXS: return iq3_xxs_raw;
-    case DS4_IQ3_S: return iq3_s_raw;
-    case DS4_IQ4_XS: return iq4_xs_raw;
-    case DS4_TQ1_0: return tq1_0_raw;
-    case DS4_TQ2_0: return tq2_0_raw;
-    default: return NULL;
-    }
-}
+DS4_KERNELS(ds4_matmul_amx_super, KERNELS, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_super_amx_is_for_x86;
 #endif

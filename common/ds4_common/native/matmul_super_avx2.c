@@ -7,6 +7,7 @@
  * sub-scale costs no instruction of its own.
  */
 #if defined(__AVX2__)
+#include "kernel_list.h"
 #include "super_places_avx2.h"
 #include "super_x8_avx2.h"
 
@@ -284,65 +285,34 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     }
 }
 
-#define KERNEL(name, type, layout)                                                                     \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, layout, w, row0, row1, acts, act_stride, n, y, ldy);                      \
-    }
+#define KERNELS(each)                                                                              \
+    each(q2_k_raw, DS4_Q2_K, DS4_LAYOUT_RAW)                                                       \
+    each(q3_k_raw, DS4_Q3_K, DS4_LAYOUT_RAW)                                                       \
+    each(q4_k_raw, DS4_Q4_K, DS4_LAYOUT_RAW)                                                       \
+    each(q5_k_raw, DS4_Q5_K, DS4_LAYOUT_RAW)                                                       \
+    each(q6_k_raw, DS4_Q6_K, DS4_LAYOUT_RAW)                                                       \
+    each(iq1_s_raw, DS4_IQ1_S, DS4_LAYOUT_RAW)                                                     \
+    each(iq1_m_raw, DS4_IQ1_M, DS4_LAYOUT_RAW)                                                     \
+    each(iq2_xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)                                                 \
+    each(iq2_xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)                                                   \
+    each(iq2_s_raw, DS4_IQ2_S, DS4_LAYOUT_RAW)                                                     \
+    each(iq3_xxs_raw, DS4_IQ3_XXS, DS4_LAYOUT_RAW)                                                 \
+    each(iq3_s_raw, DS4_IQ3_S, DS4_LAYOUT_RAW)                                                     \
+    each(iq4_xs_raw, DS4_IQ4_XS, DS4_LAYOUT_RAW)                                                   \
+    each(tq1_0_raw, DS4_TQ1_0, DS4_LAYOUT_RAW)                                                     \
+    each(tq2_0_raw, DS4_TQ2_0, DS4_LAYOUT_RAW)                                                     \
+    each(q2_k_x8, DS4_Q2_K, DS4_LAYOUT_X8)                                                         \
+    each(q3_k_x8, DS4_Q3_K, DS4_LAYOUT_X8)                                                         \
+    each(q4_k_x8, DS4_Q4_K, DS4_LAYOUT_X8)                                                         \
+    each(q5_k_x8, DS4_Q5_K, DS4_LAYOUT_X8)                                                         \
+    each(q6_k_x8, DS4_Q6_K, DS4_LAYOUT_X8)                                                         \
+    each(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)                                 \
+    each(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)                                    \
+    each(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)                                          \
+    each(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)                                       \
+    each(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
 
-KERNEL(q2_k_raw, DS4_Q2_K, 0)
-KERNEL(q3_k_raw, DS4_Q3_K, 0)
-KERNEL(q4_k_raw, DS4_Q4_K, 0)
-KERNEL(q5_k_raw, DS4_Q5_K, 0)
-KERNEL(q6_k_raw, DS4_Q6_K, 0)
-KERNEL(iq1_s_raw, DS4_IQ1_S, 0)
-KERNEL(iq1_m_raw, DS4_IQ1_M, 0)
-KERNEL(iq2_xxs_raw, DS4_IQ2_XXS, 0)
-KERNEL(iq2_xs_raw, DS4_IQ2_XS, 0)
-KERNEL(iq2_s_raw, DS4_IQ2_S, 0)
-KERNEL(iq3_xxs_raw, DS4_IQ3_XXS, 0)
-KERNEL(iq3_s_raw, DS4_IQ3_S, 0)
-KERNEL(iq4_xs_raw, DS4_IQ4_XS, 0)
-KERNEL(tq1_0_raw, DS4_TQ1_0, 0)
-KERNEL(tq2_0_raw, DS4_TQ2_0, 0)
-KERNEL(q2_k_x8, DS4_Q2_K, 1)
-KERNEL(q3_k_x8, DS4_Q3_K, 1)
-KERNEL(q4_k_x8, DS4_Q4_K, 1)
-KERNEL(q5_k_x8, DS4_Q5_K, 1)
-KERNEL(q6_k_x8, DS4_Q6_K, 1)
-KERNEL(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
-KERNEL(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
-KERNEL(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
-KERNEL(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
-KERNEL(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
-ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
-    int x8 = layout == DS4_LAYOUT_X8;
-    if (layout == DS4_LAYOUT_IQ2_PLANES)
-        return type == DS4_IQ2_XXS ? iq2_xxs_planes : iq2_xs_planes;
-    if (ds4_is_aligned(layout))
-        return type == DS4_IQ2_XXS ? iq2_xxs_aligned
-               : type == DS4_IQ2_XS ? iq2_xs_aligned
-                                    : q2_k_aligned;
-    switch (type) {
-    case DS4_Q2_K: return x8 ? q2_k_x8 : q2_k_raw;
-    case DS4_Q3_K: return x8 ? q3_k_x8 : q3_k_raw;
-    case DS4_Q4_K: return x8 ? q4_k_x8 : q4_k_raw;
-    case DS4_Q5_K: return x8 ? q5_k_x8 : q5_k_raw;
-    case DS4_Q6_K: return x8 ? q6_k_x8 : q6_k_raw;
-    case DS4_IQ1_S: return x8 ? NULL : iq1_s_raw;
-    case DS4_IQ1_M: return x8 ? NULL : iq1_m_raw;
-    case DS4_IQ2_XXS: return x8 ? NULL : iq2_xxs_raw;
-    case DS4_IQ2_XS: return x8 ? NULL : iq2_xs_raw;
-    case DS4_IQ2_S: return x8 ? NULL : iq2_s_raw;
-    case DS4_IQ3_XXS: return x8 ? NULL : iq3_xxs_raw;
-    case DS4_IQ3_S: return x8 ? NULL : iq3_s_raw;
-    case DS4_IQ4_XS: return x8 ? NULL : iq4_xs_raw;
-    case DS4_TQ1_0: return x8 ? NULL : tq1_0_raw;
-    case DS4_TQ2_0: return x8 ? NULL : tq2_0_raw;
-    default: return NULL;
-    }
-}
+DS4_KERNELS(ds4_matmul_avx2_super, KERNELS, (int)layout)
 #else
 typedef int ds4_matmul_super_avx2_is_for_x86;
 #endif

@@ -43,6 +43,15 @@ typedef struct {
     void (*join)(float *y, const float *x, float keep, float take, int64_t n);
 } ds4_vector;
 
+/* Of ds4_vector_avx2, what AVX-512 takes as it is. */
+float ds4_avx2_sum_squares(const float *x, int64_t n);
+void ds4_avx2_gated_mul(float *y, const float *gate, const float *up, int mode, float limit,
+                        float alpha, int64_t n);
+void ds4_avx2_soft_cap(float *y, const float *x, float cap, int64_t n);
+float ds4_avx2_max_finite(const float *x, int64_t n, int *finite);
+void ds4_avx2_running_softmax(float *max, float *sum, float *weighted, const float *k,
+                              const float *gate, const float *bias, int64_t n);
+
 extern const ds4_vector ds4_vector_scalar, ds4_vector_avx2, ds4_vector_avx512, ds4_vector_neon;
 
 /* The table of an instruction set that this CPU has (a ds4_isa). */

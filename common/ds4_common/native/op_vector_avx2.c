@@ -28,7 +28,7 @@ DS4_INLINE __m256 exp8(__m256 x) {
     return _mm256_blendv_ps(scaled, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
-static float sum_squares(const float *x, int64_t n) {
+float ds4_avx2_sum_squares(const float *x, int64_t n) {
     __m256 sum[4];
     for (int j = 0; j < 4; j++) sum[j] = _mm256_setzero_ps();
     int64_t i = 0;
@@ -72,7 +72,7 @@ DS4_INLINE __m256 gate_argument8(int mode, __m256 x, float alpha) {
     return mode == DS4_GLU_SHIFTED ? _mm256_mul_ps(x, _mm256_set1_ps(alpha)) : x;
 }
 
-static void gated_mul(float *y, const float *gate, const float *up, int mode, float limit,
+void ds4_avx2_gated_mul(float *y, const float *gate, const float *up, int mode, float limit,
                       float alpha, int64_t n) {
     __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
     __m256 high = _mm256_set1_ps(limit), low = _mm256_set1_ps(-limit);
@@ -91,7 +91,7 @@ static void gated_mul(float *y, const float *gate, const float *up, int mode, fl
     ds4_vector_scalar.gated_mul(y + i, gate + i, up + i, mode, limit, alpha, n - i);
 }
 
-static void soft_cap(float *y, const float *x, float cap, int64_t n) {
+void ds4_avx2_soft_cap(float *y, const float *x, float cap, int64_t n) {
     __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f), most = _mm256_set1_ps(cap);
     __m256 factor = _mm256_set1_ps(-2.0f / cap);
     int64_t i = 0;
@@ -112,7 +112,7 @@ static void add_scaled(float *y, const float *x, float w, int64_t n) {
     for (; i < n; i++) y[i] = fmaf(w, x[i], y[i]);
 }
 
-static float max_finite(const float *x, int64_t n, int *finite) {
+float ds4_avx2_max_finite(const float *x, int64_t n, int *finite) {
     __m256 infinity = _mm256_set1_ps(INFINITY), best = _mm256_set1_ps(-INFINITY);
     __m256 fine = _mm256_cmp_ps(best, best, _CMP_EQ_OQ);
     int64_t i = 0;
@@ -142,7 +142,7 @@ static void exp_scaled(float *y, const float *x, float max, float scale, int64_t
     for (; i < n; i++) y[i] = ds4_exp((x[i] - max) * scale);
 }
 
-static void running_softmax(float *max, float *sum, float *weighted, const float *k,
+void ds4_avx2_running_softmax(float *max, float *sum, float *weighted, const float *k,
                             const float *gate, const float *bias, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
@@ -191,16 +191,16 @@ static void join(float *y, const float *x, float keep, float take, int64_t n) {
 }
 
 const ds4_vector ds4_vector_avx2 = {
-    .sum_squares = sum_squares,
+    .sum_squares = ds4_avx2_sum_squares,
     .scale_by = scale_by,
     .add = add,
     .silu_mul = silu_mul,
-    .gated_mul = gated_mul,
-    .soft_cap = soft_cap,
+    .gated_mul = ds4_avx2_gated_mul,
+    .soft_cap = ds4_avx2_soft_cap,
     .add_scaled = add_scaled,
-    .max_finite = max_finite,
+    .max_finite = ds4_avx2_max_finite,
     .exp_scaled = exp_scaled,
-    .running_softmax = running_softmax,
+    .running_softmax = ds4_avx2_running_softmax,
     .softmax = softmax,
     .max = max_of,
     .join = join,

@@ -123,39 +123,17 @@ static float max_of(const float *x, int64_t n) {
     return _mm512_reduce_max_ps(best);
 }
 
-/* ---- as with AVX2 ---------------------------------------------------------------------------------- */
-
-static float sum_squares(const float *x, int64_t n) { return ds4_vector_avx2.sum_squares(x, n); }
-
-static void gated_mul(float *y, const float *gate, const float *up, int mode, float limit,
-                      float alpha, int64_t n) {
-    ds4_vector_avx2.gated_mul(y, gate, up, mode, limit, alpha, n);
-}
-
-static void soft_cap(float *y, const float *x, float cap, int64_t n) {
-    ds4_vector_avx2.soft_cap(y, x, cap, n);
-}
-
-static float max_finite(const float *x, int64_t n, int *finite) {
-    return ds4_vector_avx2.max_finite(x, n, finite);
-}
-
-static void running_softmax(float *max, float *sum, float *weighted, const float *k,
-                            const float *gate, const float *bias, int64_t n) {
-    ds4_vector_avx2.running_softmax(max, sum, weighted, k, gate, bias, n);
-}
-
 const ds4_vector ds4_vector_avx512 = {
-    .sum_squares = sum_squares,
+    .sum_squares = ds4_avx2_sum_squares,
     .scale_by = scale_by,
     .add = add,
     .silu_mul = silu_mul,
-    .gated_mul = gated_mul,
-    .soft_cap = soft_cap,
+    .gated_mul = ds4_avx2_gated_mul,
+    .soft_cap = ds4_avx2_soft_cap,
     .add_scaled = add_scaled,
-    .max_finite = max_finite,
+    .max_finite = ds4_avx2_max_finite,
     .exp_scaled = exp_scaled,
-    .running_softmax = running_softmax,
+    .running_softmax = ds4_avx2_running_softmax,
     .softmax = softmax,
     .max = max_of,
     .join = join,

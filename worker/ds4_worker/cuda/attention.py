@@ -5,17 +5,11 @@ Owns how attend.h and attend_rows.cu cut their work; the heads of these files sa
 
 from __future__ import annotations
 
-from ds4_worker.cuda.limits import Launch
+from ds4_worker.cuda.limits import Launch, ceil_div
 from ds4_worker.cuda.parameters import Attend, AttendRows
 
 MOST_SPLITS = 32  # blocks that share the parts of a tile
 ROW_PART = 64  # rows of a part of attend_rows
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 ATTEND_ROWS = 16  # of a tile
 
 
@@ -32,19 +26,19 @@ def attend_tile(group: int, tokens: int) -> tuple[int, int]:
 
 
 def attend_shared_bytes(p: Attend, whole: bool) -> int:
-    width = _ceil(p.cache.value_dim, 8) * 8 if whole else 0
+    width = ceil_div(p.cache.value_dim, 8) * 8 if whole else 0
     return int(4 * ATTEND_ROWS * (p.cache.dim + p.part_tokens + 4 + width))
 
 
 def attend_part_bytes(p: Attend) -> int:
     """Bytes at `parts`: the states of all parts of all rows."""
-    state = 2 + _ceil(p.cache.value_dim, 8) * 8
+    state = 2 + ceil_div(p.cache.value_dim, 8) * 8
     return int(4 * p.tokens * p.heads * p.most_parts * state)
 
 
 def _blocks(p: Attend) -> tuple[int, int]:
     group = p.heads // p.cache.kv_heads
-    return p.cache.kv_heads * _ceil(group, p.tile_heads), _ceil(p.tokens, p.tile_tokens)
+    return p.cache.kv_heads * ceil_div(group, p.tile_heads), ceil_div(p.tokens, p.tile_tokens)
 
 
 def attend_whole_launch(p: Attend) -> Launch:
@@ -66,14 +60,14 @@ def attend_fold_launch(p: Attend) -> Launch:
 
 def attend_rows_launch(p: AttendRows) -> Launch:
     shared = 4 * ATTEND_ROWS * (2 * p.recent.dim + ROW_PART + 4)
-    return Launch((_ceil(p.heads, ATTEND_ROWS), p.tokens, 1), (256, 1, 1), shared)
+    return Launch((ceil_div(p.heads, ATTEND_ROWS), p.tokens, 1), (256, 1, 1), shared)
 
 
 def attend_rows_parts_launch(p: AttendRows) -> Launch:
     """As `attend_parts_launch`."""
     splits = min(p.most_parts, MOST_SPLITS)
     shared = 4 * ATTEND_ROWS * (p.recent.dim + ROW_PART + 4)
-    return Launch((_ceil(p.heads, ATTEND_ROWS), p.tokens, splits), (256, 1, 1), shared)
+    return Launch((ceil_div(p.heads, ATTEND_ROWS), p.tokens, splits), (256, 1, 1), shared)
 
 
 def attend_rows_fold_launch(p: AttendRows) -> Launch:

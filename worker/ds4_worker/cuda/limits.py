@@ -22,11 +22,15 @@ BLOCK_LIMITS: Size = (1024, 1024, 64)
 BLOCK_THREADS = 1024
 
 
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
 def folded(n: int) -> tuple[int, int]:
     """Blocks in y and z for `n` of them, which may be more than y takes. The number of a block is
     ds4_block_row of weight_params.h; fewer than z blocks are too many, and numbered n or more."""
-    z = -(-n // GRID_LIMITS[1])
-    return -(-n // z), z
+    z = ceil_div(n, GRID_LIMITS[1])
+    return ceil_div(n, z), z
 
 
 def excess(launch: Launch) -> str:
