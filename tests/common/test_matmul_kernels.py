@@ -338,7 +338,8 @@ def test_an_unknown_isa_in_the_environment_is_a_usage_error(
     monkeypatch.setenv("DS4_ISA", "avx1024")
     with pytest.raises(
         UsageError,
-        match="DS4_ISA: got 'avx1024', expected one of scalar, avx2, neon, avx512, amx, i8mm",
+        match="DS4_ISA: got 'avx1024', expected one of "
+        "scalar, avx2, neon, avxvnni, avx512, amx, i8mm",
     ):
         cpu_layout(QuantType.Q4_1, 8, 32)
 

@@ -4,11 +4,14 @@ Owns: which sources, which flags, where the objects and the library go. Used by 
 and editable installs, and by developers as `python common/ds4_common/native/build.py`. Refuses to
 guess: a failing compiler command is shown whole and nothing half-built replaces a working library.
 
-Files named `*_avx2.c` get AVX2+FMA+F16C on x86-64, `*_avx512.c` what Ice Lake added to that and
-`*_amx.c` also int8 tiles, files named `*_neon.c` ARMv8.2 with dot products on 64-bit ARM and
-`*_i8mm.c` also products of int8 matrices; every other file is built for the baseline of the
-target, so the library loads on any CPU and picks its kernels at run time. `-ffp-contract=off`
-is part of the numerical contract (docs/design.md section 7), not an optimisation flag.
+Files named `*_avx2.c` get AVX2+FMA+F16C on x86-64, `*_avxvnni.c` also AVX-VNNI, `*_avx512.c` what
+Ice Lake added to AVX2 and `*_amx.c` also int8 tiles, files named `*_neon.c` ARMv8.2 with dot
+products on 64-bit ARM and `*_i8mm.c` also products of int8 matrices; every other file is built for
+the baseline of the target, so the library loads on any CPU and picks its kernels at run time. A
+compiler or assembler from before AVX-VNNI or AMX (GCC 10, clang 11) builds the library without
+those kernels, and the build says so: files of that suffix come out empty, and `DS4_NO_<set>` tells
+matmul.c. `-ffp-contract=off` is part of the numerical contract (docs/design.md section 7), not an
+optimisation flag.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni",
 VECTOR_FLAGS = {
     "x86_64": {
         "_avx2.c": AVX2,
+        "_avxvnni.c": [*AVX2, "-mavxvnni"],
         "_avx512.c": AVX512,
         "_amx.c": [*AVX512, "-mamx-tile", "-mamx-int8"],
     },
@@ -41,6 +45,11 @@ VECTOR_FLAGS = {
         "_neon.c": ["-march=armv8.2-a+dotprod"],
         "_i8mm.c": ["-march=armv8.2-a+dotprod+i8mm"],
     },
+}
+# What a compiler may lack: the set's name and an instruction that only its flags allow.
+OPTIONAL = {
+    "_avxvnni.c": ("AVXVNNI", "{vex} vpdpbusd %ymm0, %ymm0, %ymm0"),
+    "_amx.c": ("AMX", "tilezero %tmm0"),
 }
 MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # other names of the same
 
@@ -59,12 +68,32 @@ def _vector_flags(machine: str) -> dict[str, list[str]]:
     return VECTOR_FLAGS.get(MACHINES.get(machine, machine), {})
 
 
+def _knows(command: list[str], instruction: str) -> bool:
+    command = [*command, "-x", "c", "-c", "-", "-o", os.devnull]
+    text = f'void f(void) {{ __asm__("{instruction}"); }}'
+    return not subprocess.run(command, input=text, capture_output=True, text=True).returncode
+
+
+def _left_out(compiler: list[str], vector: dict[str, list[str]]) -> list[str]:
+    """Definitions for the sets that this compiler cannot build; takes their flags from `vector`."""
+    definitions = []
+    for suffix, (name, instruction) in OPTIONAL.items():
+        flags = vector.get(suffix, [])
+        if flags and not _knows([*compiler, *flags], instruction):
+            print(f"{shlex.join(compiler)} does not know {name} ({flags[-1]}): the library gets no "
+                  f"kernels of it; GCC 11 and clang 12 do", file=sys.stderr)  # fmt: skip
+            vector[suffix] = []
+            definitions.append(f"-DDS4_NO_{name}")
+    return definitions
+
+
+def _flags_of(source: Path, vector: dict[str, list[str]]) -> list[str]:
+    return next((flags for suffix, flags in vector.items() if source.name.endswith(suffix)), [])
+
+
 def flags_for(source: Path, machine: str) -> list[str]:
     """Compiler flags of one source file beyond CFLAGS."""
-    for suffix, flags in _vector_flags(machine).items():
-        if source.name.endswith(suffix):
-            return flags
-    return []
+    return _flags_of(source, _vector_flags(machine))
 
 
 def build(target_folder: Path = NATIVE, object_folder: Path | None = None) -> Path:
@@ -77,7 +106,8 @@ def build(target_folder: Path = NATIVE, object_folder: Path | None = None) -> Pa
     library = target_folder / LIBRARY
     headers = max((h.stat().st_mtime_ns for h in NATIVE.glob("*.h")), default=0)
     stamp = objects / "command"
-    vector = _vector_flags(platform.machine())
+    vector = dict(_vector_flags(platform.machine()))
+    extra += _left_out(compiler, vector)
     command_text = shlex.join([*compiler, *CFLAGS, *extra]) + f" {vector}"
     stale_all = not stamp.exists() or stamp.read_text() != command_text
 
@@ -93,7 +123,7 @@ def build(target_folder: Path = NATIVE, object_folder: Path | None = None) -> Pa
     def compile_one(job: tuple[Path, Path]) -> None:
         source, output = job
         temporary = output.with_suffix(f".o.{os.getpid()}")
-        _run([*compiler, *CFLAGS, *flags_for(source, platform.machine()), *extra, "-c", str(source),
+        _run([*compiler, *CFLAGS, *_flags_of(source, vector), *extra, "-c", str(source),
               "-o", str(temporary)])  # fmt: skip
         temporary.replace(output)
 

@@ -16,15 +16,17 @@
 
 #define DS4_EXPORT __attribute__((visibility("default")))
 
-/* AVX512: with VNNI and VBMI, as since Ice Lake and Zen 4. AMX: that and int8 tiles. NEON: with dot
- * products (ARMv8.2). I8MM: that and products of int8 matrices, as since Neoverse V1. */
+/* AVXVNNI: AVX2 and VNNI on its vectors, as since Alder Lake and Zen 5. AVX512: with VNNI and VBMI, as
+ * since Ice Lake and Zen 4. AMX: that and int8 tiles. NEON: with dot products (ARMv8.2). I8MM: that and
+ * products of int8 matrices, as since Neoverse V1. Numbers of one machine's instruction sets ascend. */
 typedef enum {
     DS4_ISA_SCALAR = 0,
     DS4_ISA_AVX2 = 1,
     DS4_ISA_NEON = 2,
-    DS4_ISA_AVX512 = 3,
-    DS4_ISA_AMX = 4,
-    DS4_ISA_I8MM = 5,
+    DS4_ISA_AVXVNNI = 3,
+    DS4_ISA_AVX512 = 4,
+    DS4_ISA_AMX = 5,
+    DS4_ISA_I8MM = 6,
     DS4_ISAS
 } ds4_isa;
 /* docs/layouts.md; 4 to 8 have the numbers of the published artifacts. */
@@ -65,7 +67,7 @@ typedef void (*ds4_matmul_fn)(const ds4_weight *w, int64_t row0, int64_t row1, c
                               size_t act_stride, int64_t n, float *y, int64_t ldy);
 
 /* Best instruction set of this CPU, lowered by the environment variable
- * DS4_ISA=scalar|avx2|neon|avx512|amx|i8mm. -1 when that variable says something else. */
+ * DS4_ISA=scalar|avx2|neon|avxvnni|avx512|amx|i8mm. -1 when that variable says something else. */
 DS4_EXPORT int ds4_isa_best(void);
 
 /* 1 when this build and CPU can run that instruction set. */

@@ -42,8 +42,8 @@ ALIGNED_LAYOUTS = {
     QuantType.IQ2_XS: Layout.IQ2_XS_ALIGNED,
     QuantType.Q2_K: Layout.Q2_K_ALIGNED,
 }
-# Instruction sets whose kernels run few columns by those of another.
-_BELOW = {Isa.AMX: Isa.AVX512, Isa.I8MM: Isa.NEON}
+# Instruction sets that leave what they have no kernel for to those of another.
+_BELOW = {Isa.AVXVNNI: Isa.AVX2, Isa.AMX: Isa.AVX512, Isa.I8MM: Isa.NEON}
 _ARM = frozenset({Isa.NEON, Isa.I8MM})
 
 

@@ -51,9 +51,10 @@ class Isa(IntEnum):
     SCALAR = 0
     AVX2 = 1
     NEON = 2
-    AVX512 = 3
-    AMX = 4
-    I8MM = 5
+    AVXVNNI = 3
+    AVX512 = 4
+    AMX = 5
+    I8MM = 6
 
 
 class Weight(ctypes.Structure):
