@@ -1,10 +1,10 @@
-/* K, IQ and TQ types (blocks of 256), AVX2: X8, raw and aligned, few columns and many.
+/* K, IQ and TQ types (blocks of 256), AVX2: one column and few. Several columns are served by
+ * matmul_super_tile_avx2.c.
  *
- * Raw and aligned, few columns: one row at a time, so memory is read in order; each block is unpacked into
- * registers once and multiplied with every column. X8, one column: one lane per row. Many columns:
- * eight rows of one block are unpacked into a tile with one lane per row and multiplied with four
- * columns at a time. maddubs sums pairs, madd with the int16 sub-scales sums on into int32: the
- * sub-scale costs no instruction of its own.
+ * Raw and aligned: one row at a time, so memory is read in order; each block is unpacked into registers once
+ * and multiplied with every column. X8: one lane per row, four weights of eight rows are unpacked and meet
+ * every column. maddubs sums pairs, madd with the int16 sub-scales sums on into int32: the sub-scale costs no
+ * instruction of its own.
  */
 #if defined(__AVX2__)
 #include "kernel_list.h"
@@ -73,183 +73,122 @@ DS4_INLINE void row_few(uint32_t type, uint32_t layout, const super_places *p, i
     for (int c = 0; c < columns; c++) y[c * ldy] = _mm_cvtss_f32(acc[c]);
 }
 
-/* A whole group, two or three groups ahead, in one burst: spread out it measured slower. */
-DS4_INLINE void prefetch_group(uint32_t type, const uint8_t *group) {
-    for (int at = 0; at < DS4_X8_ROWS * super_bytes(type); at += 64)
-        _mm_prefetch((const char *)group + 4096 + at, _MM_HINT_T0);
-}
+/* ---- X8, one column: one lane per row -------------------------------------------------------- */
 
-/* ---- many columns: one lane per row ---------------------------------------------------------- */
-
-#define MANY 64 /* columns whose sums wait while the next block is unpacked */
-
-/* One block of eight rows. q[8 * i + j] holds weights 32 i + 4 j .. + 3 of each row; sc the scale
- * of each sixteen twice per lane; mn the terms in pairs of sixteens (0,2), (4,6), .., as sums. */
-typedef struct {
-    __m256i q[64], sc[16], mn[8];
-    __m256 d, m;
-} super_tile;
-
-DS4_INLINE __m256 finish_block(uint32_t type, __m256i isum, __m256i term, __m256 d, __m256 m,
-                               const float *xd, __m256 acc) {
-    __m256 dx = _mm256_broadcast_ss(xd);
-    if (!super_has_min(type)) isum = _mm256_add_epi32(isum, term);
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
-    if (!super_has_min(type)) return acc;
-    return _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(term), acc);
-}
+#define FEW_X8 4 /* columns up to this meet groups while these are unpacked */
 
 /* minus dmin of eight rows of a group */
-DS4_INLINE __m256 x8_minus_dmin(uint32_t type, const uint8_t *group) {
-    if (!super_has_min(type)) return _mm256_setzero_ps();
+DS4_INLINE __m256 x8_minus_dmin(const uint8_t *group) {
     return _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
+}
+
+/* A group far ahead, in one burst: spread out it measured slower, and so did 4 KiB ahead. */
+DS4_INLINE void prefetch_group(uint32_t type, const uint8_t *group) {
+    for (int at = 0; at < DS4_X8_ROWS * super_bytes(type); at += 64)
+        _mm_prefetch((const char *)group + 8192 + at, _MM_HINT_T0);
+}
+
+/* Sums of scale * w * x of a group, for columns at x. */
+DS4_INLINE void x8_sums(uint32_t type, int columns, const uint8_t *group, const x8_scales *scales,
+                        const ds4_act256 *x, __m256i *isum) {
+    const int steps = super_steps(type);
+    __m256i part[FEW_X8];
+    for (int c = 0; c < columns; c++) isum[c] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        in_order();
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const __m256i w = x8_values(type, group, i, j);
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++) {
+                __m256i p = _mm256_maddubs_epi16(w, broadcast4(x[c].q + 32 * i + 4 * j));
+                part[c] = pinned(j % steps ? _mm256_add_epi16(part[c], p) : p);
+            }
+            if (j % steps != steps - 1) continue;
+            const __m256i scale = x8_scale(type, scales, 2 * i + j / 4);
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++)
+                isum[c] = pinned(_mm256_add_epi32(isum[c], _mm256_madd_epi16(part[c], scale)));
+        }
+    }
+}
+
+/* Sums of the integer terms times the sums of activations. Scales of 32 weights need half as many. */
+DS4_INLINE void x8_terms(uint32_t type, int columns, const x8_scales *scales, const ds4_act256 *x,
+                         __m256i *term) {
+    const int pairs = scales_per_32(type) ? 4 : 8;
+    for (int c = 0; c < columns; c++) term[c] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = 0; i < pairs; i++) {
+        const __m256i t = x8_term(type, scales, i);
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) {
+            __m256i sums = broadcast4(x[c].sums + 2 * i);
+            if (scales_per_32(type)) sums = _mm256_add_epi16(sums, broadcast4(x[c].sums + 8 + 2 * i));
+            term[c] = pinned(_mm256_add_epi32(term[c], _mm256_madd_epi16(t, sums)));
+        }
+    }
+}
+
+/* A group against columns at x. */
+DS4_INLINE void x8_block(uint32_t type, int columns, const uint8_t *group, const x8_scales *scales,
+                         const ds4_act256 *x, __m256 *acc) {
+    __m256i isum[FEW_X8], term[FEW_X8];
+    x8_sums(type, columns, group, scales, x, isum);
+    x8_terms(type, columns, scales, x, term);
+    const __m256 d = load_half8(group);
+#pragma GCC unroll 4
+    for (int c = 0; c < columns; c++) {
+        const __m256 dx = _mm256_broadcast_ss(x[c].d);
+        if (!super_has_min(type)) isum[c] = _mm256_add_epi32(isum[c], term[c]);
+        acc[c] = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum[c]), acc[c]);
+        if (super_has_min(type))
+            acc[c] = _mm256_fmadd_ps(_mm256_mul_ps(x8_minus_dmin(group), dx),
+                                     _mm256_cvtepi32_ps(term[c]), acc[c]);
+    }
 }
 
 /* Eight interleaved rows against one column. */
 DS4_INLINE __m256 x8_gemv(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
-    const int steps = super_steps(type), bytes = DS4_X8_ROWS * super_bytes(type);
+    const int bytes = DS4_X8_ROWS * super_bytes(type);
     ds4_act256 x = ds4_act256_view(act, 256 * blocks);
     __m256 acc = _mm256_setzero_ps();
     for (int64_t b = 0; b < blocks; b++, group += bytes, x.q += 256, x.sums += 16, x.d++) {
-        __m256i isum = _mm256_setzero_si256(), term = isum, part = isum;
-        open_page_ahead(group);
+        prefetch_group(type, group);
         x8_scales scales;
         x8_load_scales(type, group, &scales);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            in_order();
-#pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
-                __m256i p = _mm256_maddubs_epi16(x8_values(type, group, i, j),
-                                                 broadcast4(x.q + 32 * i + 4 * j));
-                part = pinned(j % steps ? _mm256_add_epi16(part, p) : p);
-                if (j % steps != steps - 1) continue;
-                p = _mm256_madd_epi16(part, x8_scale(type, &scales, 2 * i + j / 4));
-                isum = pinned(_mm256_add_epi32(isum, p));
-            }
-            __m256i pair = _mm256_madd_epi16(x8_term(type, &scales, i), broadcast4(x.sums + 2 * i));
-            term = _mm256_add_epi32(term, pair);
-        }
-        acc = finish_block(type, isum, term, load_half8(group), x8_minus_dmin(type, group), x.d,
-                           acc);
+        x8_block(type, 1, group, &scales, &x, &acc);
     }
     return acc;
 }
 
-DS4_INLINE void fill_tile_x8(uint32_t type, const uint8_t *group, super_tile *t) {
-    x8_scales scales;
-    x8_load_scales(type, group, &scales);
-    t->d = load_half8(group);
-    t->m = x8_minus_dmin(type, group);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) t->q[8 * i + j] = x8_values(type, group, i, j);
-        t->sc[2 * i] = x8_scale(type, &scales, 2 * i);
-        t->sc[2 * i + 1] = x8_scale(type, &scales, 2 * i + 1);
-        t->mn[i] = x8_term(type, &scales, i);
-    }
-}
+/* What several columns need again is read again: held in registers it would crowd out sums. */
+DS4_INLINE void keep_in_memory(const void *p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
-/* Eight rows from r on, of which `count` exist: the last one repeated, its sums are dropped. */
-DS4_INLINE void fill_tile_rows(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
-                               int64_t count, int64_t b, super_tile *t) {
-    super_block s[8];
-    __m256i in[8], out[8];
-    float d[8], m[8];
-    for (int i = 0; i < 8; i++) {
-        load_block(type, layout, p, r + (i < count ? i : count - 1), b, s + i);
-        d[i] = s[i].d, m[i] = s[i].m;
+/* Eight interleaved rows against n columns, two to four. */
+DS4_INLINE void x8_few(uint32_t type, const uint8_t *group, int64_t blocks, const char *acts,
+                       size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    const int bytes = DS4_X8_ROWS * super_bytes(type);
+    ds4_act256 x[FEW_X8];
+    __m256 acc[FEW_X8];
+    for (int64_t c = 0; c < n; c++) {
+        x[c] = ds4_act256_view(acts + (size_t)c * act_stride, 256 * blocks);
+        acc[c] = _mm256_setzero_ps();
     }
-    t->d = _mm256_loadu_ps(d);
-    t->m = _mm256_loadu_ps(m);
-    for (int i = 0; i < 8; i++) {
-        for (int r = 0; r < 8; r++) in[r] = s[r].q[i];
-        transpose8(in, t->q + 8 * i);
-    }
-    for (int r = 0; r < 8; r++) in[r] = s[r].mn;
-    transpose8(in, t->mn);
-    /* lanes of sc: even sixteens, then odd; unpacklo takes the first four of each */
-    for (int half = 0; half < 2; half++) {
-        for (int r = 0; r < 8; r++)
-            in[r] = half ? _mm256_unpackhi_epi16(s[r].sc, s[r].sc)
-                         : _mm256_unpacklo_epi16(s[r].sc, s[r].sc);
-        transpose8(in, out);
-        for (int i = 0; i < 4; i++) {
-            t->sc[8 * half + 2 * i] = out[i];
-            t->sc[8 * half + 2 * i + 1] = out[4 + i];
+    for (int64_t b = 0; b < blocks; b++, group += bytes) {
+        prefetch_group(type, group);
+        x8_scales scales;
+        x8_load_scales(type, group, &scales);
+        keep_in_memory(&scales);
+        switch (n) { /* constants keep the sums in registers */
+        case 2: x8_block(type, 2, group, &scales, x, acc); break;
+        case 3: x8_block(type, 3, group, &scales, x, acc); break;
+        default: x8_block(type, 4, group, &scales, x, acc);
         }
+        for (int64_t c = 0; c < n; c++) x[c].q += 256, x[c].sums += 16, x[c].d++;
     }
-}
-
-DS4_INLINE void tile_columns(uint32_t type, int columns, const super_tile *t, const ds4_act256 *x,
-                             __m256 *acc) {
-    const int steps = super_steps(type);
-    __m256i isum[4], part[4], term[4];
-    for (int c = 0; c < columns; c++) isum[c] = term[c] = _mm256_setzero_si256();
-    for (int sub = 0; sub < 16; sub++) {
-        const __m256i *w = t->q + 4 * sub;
-        __m256i scale = t->sc[sub];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            __m256i q = w[j];
-#pragma GCC unroll 4
-            for (int c = 0; c < columns; c++) {
-                __m256i p = super_pairs(type, q, broadcast4(x[c].q + 16 * sub + 4 * j));
-                part[c] = pinned(j % steps ? _mm256_add_epi16(part[c], p) : p);
-                if (j % steps != steps - 1) continue;
-                isum[c] = pinned(_mm256_add_epi32(isum[c], _mm256_madd_epi16(part[c], scale)));
-            }
-        }
-    }
-    for (int i = 0; i < 8; i++) {
-        __m256i mn = t->mn[i];
-#pragma GCC unroll 4
-        for (int c = 0; c < columns; c++)
-            term[c] = _mm256_add_epi32(term[c],
-                                       _mm256_madd_epi16(mn, broadcast4(x[c].sums + 2 * i)));
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < columns; c++)
-        acc[c] = finish_block(type, isum[c], term[c], t->d, t->m, x[c].d, acc[c]);
-}
-
-DS4_INLINE void tile_block(uint32_t type, const super_tile *t, int64_t cols, int64_t b,
-                           const char *acts, size_t act_stride, int64_t n, __m256 *acc) {
-    for (int64_t c = 0; c < n; c += 4) {
-        int columns = n - c < 4 ? (int)(n - c) : 4;
-        ds4_act256 x[4];
-        for (int i = 0; i < columns; i++) {
-            x[i] = ds4_act256_view(acts + (size_t)(c + i) * act_stride, cols);
-            x[i].q += 256 * b, x[i].sums += 16 * b, x[i].d += b;
-        }
-        switch (columns) {
-        case 1: tile_columns(type, 1, t, x, acc + c); break;
-        case 2: tile_columns(type, 2, t, x, acc + c); break;
-        case 3: tile_columns(type, 3, t, x, acc + c); break;
-        default: tile_columns(type, 4, t, x, acc + c); break;
-        }
-    }
-}
-
-/* Eight rows from row r on, of which `count` exist, against n <= MANY columns. */
-DS4_INLINE void rows_many(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r,
-                          int64_t count, const char *acts, size_t act_stride, int64_t n, float *y,
-                          int64_t ldy) {
-    const super_places p = places_of(layout, w);
-    super_tile tile;
-    __m256 acc[MANY];
-    for (int64_t c = 0; c < n; c++) acc[c] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < p.blocks; b++) {
-        if (layout == DS4_LAYOUT_X8) {
-            const uint8_t *group = p.raw + (r * p.blocks + b * DS4_X8_ROWS) * super_bytes(type);
-            prefetch_group(type, group);
-            fill_tile_x8(type, group, &tile);
-        } else
-            fill_tile_rows(type, layout, &p, r, count, b, &tile);
-        tile_block(type, &tile, w->cols, b, acts, act_stride, n, acc);
-    }
-    for (int64_t c = 0; c < n; c++) _mm256_maskstore_ps(y + c * ldy, first_lanes(count), acc[c]);
+    for (int64_t c = 0; c < n; c++) _mm256_storeu_ps(y + c * ldy, acc[c]);
 }
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
@@ -270,18 +209,17 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
                           int64_t row1, const char *acts, size_t act_stride, int64_t n, float *y,
                           int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
-    if (layout == DS4_LAYOUT_X8 && n == 1) {
+    const uint8_t *data = w->data;
+    if (n > (layout == DS4_LAYOUT_X8 ? FEW_X8 : FEW)) {
+        ds4_matmul_avx2_super_many(type, layout)(w, row0, row1, acts, act_stride, n, y, ldy);
+    } else if (layout == DS4_LAYOUT_X8 && n == 1) {
         for (int64_t r = row0; r < row1; r += 8)
-            _mm256_storeu_ps(y + r, x8_gemv(type, (const uint8_t *)w->data + r * row_bytes, blocks,
-                                            acts));
-    } else if (layout != DS4_LAYOUT_X8 && n <= FEW) {
-        rectangle_few(type, layout, w, row0, row1, acts, act_stride, (int)n, y, ldy);
+            _mm256_storeu_ps(y + r, x8_gemv(type, data + r * row_bytes, blocks, acts));
+    } else if (layout == DS4_LAYOUT_X8) {
+        for (int64_t r = row0; r < row1; r += 8)
+            x8_few(type, data + r * row_bytes, blocks, acts, act_stride, n, y + r, ldy);
     } else {
-        for (int64_t r = row0; r < row1; r += 8)
-            for (int64_t c = 0; c < n; c += MANY)
-                rows_many(type, layout, w, r, row1 - r < 8 ? row1 - r : 8,
-                          acts + (size_t)c * act_stride, act_stride, n - c < MANY ? n - c : MANY,
-                          y + c * ldy + r, ldy);
+        rectangle_few(type, layout, w, row0, row1, acts, act_stride, (int)n, y, ldy);
     }
 }
 

@@ -53,6 +53,7 @@ DS4_INLINE int super_has_min(uint32_t type) {
 /* How many products of pairs add up in int16: 2 * top value * 127 * steps <= 32767. */
 DS4_INLINE int super_steps(uint32_t type) {
     switch (type) {
+    case DS4_Q4_K: return 8; /* 15 */
     case DS4_Q6_K: return 2; /* 63 */
     case DS4_IQ2_XXS:
     case DS4_IQ2_XS:

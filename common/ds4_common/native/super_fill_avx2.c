@@ -1,0 +1,182 @@
+/* Unpacking 32 rows of a block into a panel, AVX2: X8, and rows that lie one after the other. */
+#if defined(__AVX2__)
+#include "super_panel_avx2.h"
+#include "super_places_avx2.h"
+#include "super_x8_avx2.h"
+
+/* ---- X8 ---------------------------------------------------------------------------------------- */
+
+/* Groups from block b of one to that two blocks later: behind the end of a row comes the next panel. */
+DS4_INLINE int64_t groups_ahead(int64_t b, int64_t blocks) {
+    return 2 + (b + 2 < blocks ? 0 : (PANEL / 8 - 1) * blocks);
+}
+
+/* A whole group in one burst: spread out it measured slower. */
+DS4_INLINE void prefetch_group(const uint8_t *group, int bytes) {
+    for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)group + at, _MM_HINT_T0);
+}
+
+/* A group of eight rows into vector v of half h. */
+DS4_INLINE void fill_group(uint32_t type, const uint8_t *group, int h, int v, super_panel *t) {
+    x8_scales scales;
+    x8_load_scales(type, group, &scales);
+    t->d[h][v] = load_half8(group);
+    if (super_has_min(type)) {
+        t->m[h][v] = _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) t->mn[h][i][v] = x8_term(type, &scales, i);
+    }
+#pragma GCC unroll 16
+    for (int sub = 0; sub < 16; sub++) t->scale[h][sub][v] = x8_scale(type, &scales, sub);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) { /* thirty-twos that share bytes go together */
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            if (i % 4 == 0) in_order();
+            t->q[h][8 * i + j][v] = x8_values(type, group, i, j);
+        }
+    }
+}
+
+DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t row1, int64_t b,
+                        super_panel *t) {
+    const int64_t blocks = w->cols / DS4_SUPER, bytes = DS4_X8_ROWS * super_bytes(type);
+    for (int i = 0; i < PANEL / 8; i++) {
+        const int64_t first = r + 8 * i < row1 ? r + 8 * i : r;
+        const uint8_t *group = (const uint8_t *)w->data + (first / 8 * blocks + b) * bytes;
+        prefetch_group(group + groups_ahead(b, blocks) * bytes, (int)bytes);
+        fill_group(type, group, i / 2, i % 2, t);
+    }
+}
+
+#define X8(name, type)                                                                             \
+    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
+        fill_x8(type, w, r, row1, b, t);                                                           \
+    }
+
+X8(q2_k_x8, DS4_Q2_K)
+X8(q3_k_x8, DS4_Q3_K)
+X8(q4_k_x8, DS4_Q4_K)
+X8(q5_k_x8, DS4_Q5_K)
+X8(q6_k_x8, DS4_Q6_K)
+
+static super_fill x8_fill(uint32_t type) {
+    switch (type) {
+    case DS4_Q2_K: return q2_k_x8;
+    case DS4_Q3_K: return q3_k_x8;
+    case DS4_Q4_K: return q4_k_x8;
+    case DS4_Q5_K: return q5_k_x8;
+    case DS4_Q6_K: return q6_k_x8;
+    default: return NULL;
+    }
+}
+
+/* ---- rows one after the other ------------------------------------------------------------------ */
+
+/* Turns vector number `at` of eight blocks; out[0], out[stride], .. get dword 0, 1, .. of each. */
+DS4_INLINE void turn(const __m256i *in, __m256i *out) {
+    __m256i turned[8];
+    transpose8(in, turned);
+    for (int j = 0; j < 8; j++) out[2 * j] = turned[j];
+}
+
+/* Eight rows from `first` on into vector v of half h. */
+DS4_INLINE void fill_eight(uint32_t type, uint32_t layout, const super_places *p, int64_t first,
+                           int64_t row1, int64_t b, int h, int v, super_panel *t) {
+    super_block s[8];
+    __m256i in[8], pairs[8];
+    float d[8], m[8];
+    for (int i = 0; i < 8; i++) {
+        load_block(type, layout, p, first + i < row1 ? first + i : row1 - 1, b, s + i);
+        d[i] = s[i].d, m[i] = s[i].m;
+    }
+    t->d[h][v] = _mm256_loadu_ps(d);
+    t->m[h][v] = _mm256_loadu_ps(m);
+    for (int i = 0; i < 8; i++) {
+        for (int r = 0; r < 8; r++) in[r] = s[r].q[i];
+        turn(in, &t->q[h][8 * i][v]);
+    }
+    for (int r = 0; r < 8; r++) in[r] = s[r].mn;
+    if (super_has_min(type)) turn(in, &t->mn[h][0][v]);
+    for (int r = 0; r < 8; r++) in[r] = s[r].sc;
+    transpose8(in, pairs);
+    for (int place = 0; place < 16; place++) { /* two int16 of a lane: one of them in both halves */
+        const int sub = place < 8 ? 2 * place : 2 * (place - 8) + 1;
+        __m256i pair = pairs[place / 2];
+        __m256i low = _mm256_and_si256(pair, _mm256_set1_epi32(0xffff));
+        t->scale[h][sub][v] = place % 2 ? _mm256_blend_epi16(_mm256_srli_epi32(pair, 16), pair, 0xaa)
+                                        : _mm256_or_si256(low, _mm256_slli_epi32(low, 16));
+    }
+}
+
+DS4_INLINE void fill_rows(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
+                          int64_t b, super_panel *t) {
+    const super_places p = places_of(layout, w);
+#pragma GCC unroll 1
+    for (int i = 0; i < PANEL / 8; i++)
+        fill_eight(type, layout, &p, r + 8 * i, row1, b, i / 2, i % 2, t);
+}
+
+#define ROWS(name, type, layout)                                                                   \
+    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
+        fill_rows(type, layout, w, r, row1, b, t);                                                 \
+    }
+
+ROWS(q2_k, DS4_Q2_K, DS4_LAYOUT_RAW)
+ROWS(q3_k, DS4_Q3_K, DS4_LAYOUT_RAW)
+ROWS(q4_k, DS4_Q4_K, DS4_LAYOUT_RAW)
+ROWS(q5_k, DS4_Q5_K, DS4_LAYOUT_RAW)
+ROWS(q6_k, DS4_Q6_K, DS4_LAYOUT_RAW)
+ROWS(iq1_s, DS4_IQ1_S, DS4_LAYOUT_RAW)
+ROWS(iq1_m, DS4_IQ1_M, DS4_LAYOUT_RAW)
+ROWS(iq2_xxs, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
+ROWS(iq2_xs, DS4_IQ2_XS, DS4_LAYOUT_RAW)
+ROWS(iq2_s, DS4_IQ2_S, DS4_LAYOUT_RAW)
+ROWS(iq3_xxs, DS4_IQ3_XXS, DS4_LAYOUT_RAW)
+ROWS(iq3_s, DS4_IQ3_S, DS4_LAYOUT_RAW)
+ROWS(iq4_xs, DS4_IQ4_XS, DS4_LAYOUT_RAW)
+ROWS(tq1_0, DS4_TQ1_0, DS4_LAYOUT_RAW)
+ROWS(tq2_0, DS4_TQ2_0, DS4_LAYOUT_RAW)
+ROWS(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
+ROWS(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
+ROWS(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
+ROWS(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
+ROWS(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
+
+/* ---- by type and layout ------------------------------------------------------------------------ */
+
+static super_fill raw_fill(uint32_t type) {
+    switch (type) {
+    case DS4_Q2_K: return q2_k;
+    case DS4_Q3_K: return q3_k;
+    case DS4_Q4_K: return q4_k;
+    case DS4_Q5_K: return q5_k;
+    case DS4_Q6_K: return q6_k;
+    case DS4_IQ1_S: return iq1_s;
+    case DS4_IQ1_M: return iq1_m;
+    case DS4_IQ2_XXS: return iq2_xxs;
+    case DS4_IQ2_XS: return iq2_xs;
+    case DS4_IQ2_S: return iq2_s;
+    case DS4_IQ3_XXS: return iq3_xxs;
+    case DS4_IQ3_S: return iq3_s;
+    case DS4_IQ4_XS: return iq4_xs;
+    case DS4_TQ1_0: return tq1_0;
+    case DS4_TQ2_0: return tq2_0;
+    default: return NULL;
+    }
+}
+
+super_fill ds4_super_fill_avx2(uint32_t type, uint32_t layout) {
+    switch (layout) {
+    case DS4_LAYOUT_X8: return x8_fill(type);
+    case DS4_LAYOUT_RAW: return raw_fill(type);
+    case DS4_LAYOUT_IQ2_XXS_ALIGNED: return iq2_xxs_aligned;
+    case DS4_LAYOUT_IQ2_XS_ALIGNED: return iq2_xs_aligned;
+    case DS4_LAYOUT_Q2_K_ALIGNED: return q2_k_aligned;
+    case DS4_LAYOUT_IQ2_PLANES: return type == DS4_IQ2_XXS ? iq2_xxs_planes : iq2_xs_planes;
+    default: return NULL;
+    }
+}
+#else
+typedef int ds4_super_fill_avx2_is_for_x86;
+#endif
