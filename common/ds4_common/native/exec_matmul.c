@@ -2,7 +2,7 @@
  *
  * Rectangles are rows x columns (tokens). Rows: enough work to outweigh drawing a task, few enough
  * that threads finish together. Columns: so many that their activations stay in the second-level cache
- * while the rows pass by. The cut changes no bit of the result.
+ * while the rows pass by: of one such tile all rows come before the next. The cut changes no bit of the result.
  */
 #include "exec.h"
 
@@ -86,8 +86,9 @@ void ds4_run_matmul(ds4_engine *e, uint64_t unit, int thread) {
     const ds4_part *part = e->parts + i;
     const ds4_weight *w = e->weights + part->op->weight;
     uint64_t local = unit - part->first_unit;
-    int64_t row0 = (int64_t)(local / part->column_tiles) * part->chunk_rows;
-    int64_t column0 = (int64_t)(local % part->column_tiles) * part->tile_columns;
+    uint64_t chunks = (uint64_t)ceil_div(w->rows, part->chunk_rows);
+    int64_t row0 = (int64_t)(local % chunks) * part->chunk_rows;
+    int64_t column0 = (int64_t)(local / chunks) * part->tile_columns;
     int64_t row1 = row0 + part->chunk_rows < w->rows ? row0 + part->chunk_rows : w->rows;
     int64_t columns = e->section_rows - column0;
     if (columns > part->tile_columns) columns = part->tile_columns;
