@@ -74,6 +74,24 @@ DS4_INLINE void ask_ahead(group_stream *s, int groups, int64_t blocks, int bytes
     s->left = blocks;
 }
 
+/* What four groups will be unpacked from, later. A core can have few lines on their way, and whoever asks for all at
+ * once waits: products with many columns ask for some at a time. */
+typedef struct {
+    const uint8_t *at[4];
+    int left, bytes, done; /* groups; of each; of the one that is asked for now */
+} groups_ahead;
+
+DS4_INLINE int lines_ahead(const groups_ahead *a) { return a->left * ((a->bytes + 63) / 64); }
+
+/* Asks for some lines, into the second-level cache: the first one is full of columns. */
+DS4_INLINE void ask_lines(groups_ahead *a, int lines) {
+    for (; lines > 0 && a->left; lines--) {
+        _mm_prefetch((const char *)a->at[a->left - 1] + a->done, _MM_HINT_T1);
+        a->done += 64;
+        if (a->done >= a->bytes) a->done = 0, a->left--;
+    }
+}
+
 /* Eight floats of each of two places. */
 DS4_INLINE __m512 two_float8(const float *low, const float *high) {
     __m256d upper = _mm256_castps_pd(_mm256_loadu_ps(high));

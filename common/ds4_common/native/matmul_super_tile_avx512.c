@@ -124,31 +124,49 @@ DS4_INLINE void add_columns(const int scales, const int minima, const int column
     add_sums(columns, t->m, isum, dx, act_stride, acc);
 }
 
+/* Where outputs of a panel go after its last block. */
+typedef struct {
+    float *y; /* NULL before */
+    int64_t ldy;
+    __mmask16 mask[2]; /* rows that exist */
+} panel_out;
+
+/* Columns that are done, at once: their lines come while the next ones are multiplied. */
+DS4_INLINE void store_columns(panel_out *out, int64_t count, const __m512 (*acc)[2]) {
+    for (int64_t c = 0; c < count; c++, out->y += out->ldy)
+        for (int v = 0; v < 2; v++)
+            if (out->mask[v]) _mm512_mask_storeu_ps(out->y + 16 * v, out->mask[v], acc[c][v]);
+}
+
 /* Block b of a panel against n >= 3 columns, shared out evenly among groups: three to six. */
-DS4_INLINE void add_block(const int scales, const int minima, const super_panel *t, int offset,
+DS4_INLINE void add_block(const int scales, const int minima, super_panel *t, int offset,
                           int64_t blocks, int64_t b, const char *x, size_t act_stride, int64_t n,
-                          __m512 (*acc)[2]) {
+                          __m512 (*acc)[2], panel_out out) {
     const __m512i minus = _mm512_set1_epi32(-offset);
-    for (int64_t groups = (n + GROUP - 1) / GROUP, count; groups; groups--, n -= count) {
+    int64_t groups = (n + GROUP - 1) / GROUP;
+    const int lines = lines_ahead(&t->ahead) / (int)groups + 1;
+    for (int64_t count; groups; groups--, n -= count) {
         count = (n + groups - 1) / groups;
+        ask_lines(&t->ahead, lines);
         switch (count) { /* constants keep the sums in registers */
         case 6: add_columns(scales, minima, 6, t, minus, blocks, b, x, act_stride, acc); break;
         case 5: add_columns(scales, minima, 5, t, minus, blocks, b, x, act_stride, acc); break;
         case 4: add_columns(scales, minima, 4, t, minus, blocks, b, x, act_stride, acc); break;
         default: add_columns(scales, minima, 3, t, minus, blocks, b, x, act_stride, acc);
         }
+        if (out.y) store_columns(&out, count, (const __m512(*)[2])acc);
         x += (size_t)count * act_stride;
         acc += count;
     }
 }
 
-typedef void (*block_fn)(const super_panel *t, int offset, int64_t blocks, int64_t b, const char *x,
-                         size_t act_stride, int64_t n, __m512 (*acc)[2]);
+typedef void (*block_fn)(super_panel *t, int offset, int64_t blocks, int64_t b, const char *x,
+                         size_t act_stride, int64_t n, __m512 (*acc)[2], panel_out out);
 
 #define PRODUCTS(name, scales, minima)                                                             \
-    static void name(const super_panel *t, int offset, int64_t blocks, int64_t b, const char *x,   \
-                     size_t act_stride, int64_t n, __m512 (*acc)[2]) {                              \
-        add_block(scales, minima, t, offset, blocks, b, x, act_stride, n, acc);                     \
+    static void name(super_panel *t, int offset, int64_t blocks, int64_t b, const char *x,         \
+                     size_t act_stride, int64_t n, __m512 (*acc)[2], panel_out out) {               \
+        add_block(scales, minima, t, offset, blocks, b, x, act_stride, n, acc, out);                \
     }
 
 PRODUCTS(once, 1, 0)
@@ -174,16 +192,17 @@ static void panel_rows(const ds4_weight *w, int64_t r, int64_t row1, const char 
     const super_fill fill = ds4_super_fill_avx512(w->type, w->layout);
     const int offset = super_offset(w->type);
     const int64_t blocks = w->cols / DS4_SUPER;
+    const __mmask16 second = row1 - r > 16 ? first_of_16(row1 - r - 16) : 0;
+    panel_out out = {NULL, ldy, {first_of_16(row1 - r), second}};
     super_panel panel;
+    panel.ahead.left = panel.ahead.bytes = 0;
     __m512 acc[MANY][2];
     for (int64_t c = 0; c < n; c++) acc[c][0] = acc[c][1] = _mm512_setzero_ps();
     for (int64_t b = 0; b < blocks; b++) {
         fill(w, r, row1, b, &panel);
-        products(&panel, offset, blocks, b, acts, act_stride, n, acc);
+        if (b + 1 == blocks) out.y = y;
+        products(&panel, offset, blocks, b, acts, act_stride, n, acc, out);
     }
-    for (int v = 0; v < 2 && r + 16 * v < row1; v++)
-        for (int64_t c = 0; c < n; c++)
-            _mm512_mask_storeu_ps(y + c * ldy + 16 * v, first_of_16(row1 - r - 16 * v), acc[c][v]);
 }
 
 /* Columns from which unpacking into a panel pays. */

@@ -65,8 +65,11 @@ DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t r
     for (int i = 0; i < PANEL / 8; i++) {
         const int64_t first = r + 8 * i < row1 ? r + 8 * i : r;
         groups[i] = (const uint8_t *)w->data + (first / 8 * blocks + b) * bytes;
-        prefetch_bytes(groups[i] + ahead, (int)bytes, 0);
+        t->ahead.at[i] = groups[i] + ahead;
     }
+    t->ahead.left = PANEL / 8;
+    t->ahead.bytes = (int)bytes;
+    t->ahead.done = 0;
     for (int v = 0; v < 2; v++) fill_groups(type, groups[2 * v], groups[2 * v + 1], v, t);
 }
 

@@ -19,6 +19,7 @@ typedef struct {
     __m512i scale[16][2];              /* int32, of each of `super_scales` parts of the block */
     __m512i mn[8][2];                  /* stored minima in pairs, as the activations' sums */
     __m512 d[2], m[2];
+    groups_ahead ahead; /* next but one; X8 only: rows are unpacked slowly enough to ask on the way */
 } super_panel;
 
 /* Sub-scales that are left: 1 when there is none. */
