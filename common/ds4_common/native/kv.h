@@ -17,7 +17,7 @@ enum { DS4_KV_F16 = 0, DS4_KV_F32, DS4_KV_BF16, DS4_KV_Q8_0, DS4_KV_TYPES };
 
 #define DS4_KV_BLOCK 32
 #define DS4_SCORE_ROWS 6 /* most query rows per score call */
-#define DS4_VALUE_ROWS 3 /* most query rows per value call */
+#define DS4_VALUE_ROWS 6 /* most query rows per value call */
 #define DS4_SCALED_TOKENS 64 /* weights that are multiplied with the scales of Q8_0 at once */
 
 typedef struct {

@@ -24,6 +24,33 @@ DS4_INLINE void prefetch_like(const int type, const char *next, int64_t i) {
     _mm_prefetch(next + ds4_kv_code_bytes(type) * i, _MM_HINT_T2);
 }
 
+enum { FEW_ROWS = 3 };
+
+/* sum[r][j] += x[r * stride] * vector j of the tile from `at` on. Beside 12 sums there are four registers: of
+ * few rows for their factors and a vector, of many for two vectors and a factor. */
+DS4_INLINE void add_products(const int type, const float *x, int64_t stride, const int rows,
+                             const void *tile, int64_t at, const int vectors,
+                             __m256 sum[DS4_SCORE_ROWS][4]) {
+    if (rows > FEW_ROWS) {
+        __m256 value[2];
+        for (int j = 0; j < vectors; j++) value[j] = cached8(type, tile, at + 8 * j);
+        for (int r = 0; r < rows; r++) {
+            __m256 factor = _mm256_broadcast_ss(x + r * stride);
+            for (int j = 0; j < vectors; j++) sum[r][j] = _mm256_fmadd_ps(factor, value[j], sum[r][j]);
+        }
+    } else {
+        __m256 factor[FEW_ROWS];
+        for (int r = 0; r < rows; r++) factor[r] = _mm256_broadcast_ss(x + r * stride);
+        for (int j = 0; j < vectors; j++) {
+            __m256 value = cached8(type, tile, at + 8 * j);
+            for (int r = 0; r < rows; r++) sum[r][j] = _mm256_fmadd_ps(factor[r], value, sum[r][j]);
+        }
+    }
+}
+
+/* Vectors of sums that so many rows have beside each other. */
+DS4_INLINE int vectors_of(const int rows) { return rows > FEW_ROWS ? 2 : 4; }
+
 /* ---- keys, a lane is a position ----------------------------------------------------------------------- */
 
 /* rows x 8*vectors sums over `count` dims: one accumulator each, so that chains hide the latency of the
@@ -36,25 +63,8 @@ DS4_INLINE void score_block(const int type, const float *q, const int rows, int6
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < vectors; j++) sum[r][j] = _mm256_setzero_ps();
     for (int64_t d = 0; d < count; d++) {
-        if (rows > 3) { /* few keys, many queries: 2 + 1 registers beside 12 sums */
-            __m256 key[2];
-            prefetch_like(type, next, d * page_tokens + t);
-            for (int j = 0; j < vectors; j++) key[j] = cached8(type, k, d * page_tokens + t + 8 * j);
-            for (int r = 0; r < rows; r++) {
-                __m256 query = _mm256_broadcast_ss(q + r * dim + d);
-                for (int j = 0; j < vectors; j++)
-                    sum[r][j] = _mm256_fmadd_ps(query, key[j], sum[r][j]);
-            }
-        } else {
-            __m256 query[3];
-            prefetch_like(type, next, d * page_tokens + t);
-            for (int r = 0; r < rows; r++) query[r] = _mm256_broadcast_ss(q + r * dim + d);
-            for (int j = 0; j < vectors; j++) {
-                __m256 key = cached8(type, k, d * page_tokens + t + 8 * j);
-                for (int r = 0; r < rows; r++)
-                    sum[r][j] = _mm256_fmadd_ps(query[r], key, sum[r][j]);
-            }
-        }
+        prefetch_like(type, next, d * page_tokens + t);
+        add_products(type, q + d, dim, rows, k, d * page_tokens + t, vectors, sum);
     }
     for (int j = 0; j < vectors; j++) {
         __m256 scale = _mm256_setzero_ps();
@@ -89,7 +99,7 @@ DS4_INLINE void score_rows(const int type, const float *q, const int rows, int64
                            const void *k, const char *next, int64_t page_tokens, int64_t tokens8,
                            float *scores, int64_t ld) {
     int64_t t = 0;
-    for (; rows <= 3 && t + 32 <= tokens8; t += 32)
+    for (; vectors_of(rows) == 4 && t + 32 <= tokens8; t += 32)
         score_lanes(type, q, rows, dim, k, next, page_tokens, t, 4, scores, ld);
     for (; t + 16 <= tokens8; t += 16)
         score_lanes(type, q, rows, dim, k, next, page_tokens, t, 2, scores, ld);
@@ -112,13 +122,13 @@ DS4_INLINE float fold_tail(const int type, __m256 v, const float *q, const void 
 DS4_INLINE void along_block(const int type, const float *q, const int rows, int64_t dim,
                             const void *k, const char *next, int64_t page_tokens, int64_t width,
                             int64_t t, const int tokens, float *scores, int64_t ld) {
-    __m256 total[DS4_VALUE_ROWS][4];
+    __m256 total[FEW_ROWS][4];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < tokens; j++) total[r][j] = _mm256_setzero_ps();
     int64_t block = type == DS4_KV_Q8_0 ? DS4_KV_BLOCK : dim / 8 * 8;
     int64_t step = type == DS4_KV_Q8_0 ? DS4_KV_BLOCK : width;
     for (int64_t first = 0; first + block <= dim && block; first += block) {
-        __m256 sum[DS4_VALUE_ROWS][4];
+        __m256 sum[FEW_ROWS][4];
         const void *codes = k;
         const char *ahead = next;
         if (type == DS4_KV_Q8_0) {
@@ -181,7 +191,7 @@ DS4_INLINE void score_along(const int type, const float *q, int rows, int64_t di
 
 /* ---- values -------------------------------------------------------------------------------------------- */
 
-/* 8*vectors dims of `tokens` rows that lie `step` values apart; out + d is where they go. */
+/* 8*vectors dims of `tokens` rows that lie `step` values apart; out is where they go. */
 DS4_INLINE void value_block(const int type, const float *p, int64_t ld, const int rows,
                             int64_t tokens, const void *v, const char *next, int64_t step,
                             const int vectors, int64_t vdim, float *out) {
@@ -189,13 +199,8 @@ DS4_INLINE void value_block(const int type, const float *p, int64_t ld, const in
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < vectors; j++) sum[r][j] = _mm256_loadu_ps(out + r * vdim + 8 * j);
     for (int64_t t = 0; t < tokens; t++) {
-        __m256 weight[DS4_VALUE_ROWS]; /* 3 of these, 12 sums, 1 value: the 16 registers */
         prefetch_like(type, next, t * step);
-        for (int r = 0; r < rows; r++) weight[r] = _mm256_broadcast_ss(p + r * ld + t);
-        for (int j = 0; j < vectors; j++) {
-            __m256 value = cached8(type, v, t * step + 8 * j);
-            for (int r = 0; r < rows; r++) sum[r][j] = _mm256_fmadd_ps(weight[r], value, sum[r][j]);
-        }
+        add_products(type, p + t, ld, rows, v, t * step, vectors, sum);
     }
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < vectors; j++) _mm256_storeu_ps(out + r * vdim + 8 * j, sum[r][j]);
@@ -219,8 +224,10 @@ DS4_INLINE void scaled_block(const float *p, int64_t ld, const int rows, int64_t
             for (int r = 0; r < rows; r++)
                 weights[r * DS4_SCALED_TOKENS + t] =
                     p[r * ld + first + t] * ds4_f16_to_f32(scale[t]);
-        value_block(DS4_KV_Q8_0, weights, DS4_SCALED_TOKENS, rows, count, codes + at,
-                    (const char *)next + at, DS4_KV_BLOCK, 4, vdim, out);
+        const int vectors = vectors_of(rows);
+        for (int d = 0; d < DS4_KV_BLOCK; d += 8 * vectors)
+            value_block(DS4_KV_Q8_0, weights, DS4_SCALED_TOKENS, rows, count, codes + at + d,
+                        (const char *)next + at + d, DS4_KV_BLOCK, vectors, vdim, out + d);
     }
 }
 
@@ -237,8 +244,10 @@ DS4_INLINE void value_rows(const int type, const float *p, int64_t ld, const int
     }
     const char *at = (const char *)v + from * width * size;
     next += from * width * size;
-    for (; d + 32 <= vdim; d += 32)
-        value_block(type, p, ld, rows, tokens, at + d * size, next + d * size, width, 4, vdim, out + d);
+    const int vectors = vectors_of(rows);
+    for (; d + 8 * vectors <= vdim; d += 8 * vectors)
+        value_block(type, p, ld, rows, tokens, at + d * size, next + d * size, width, vectors, vdim,
+                    out + d);
     for (; d < vdim; d += 8)
         value_block(type, p, ld, rows, tokens, at + d * size, next + d * size, width, 1, vdim, out + d);
 }
@@ -290,12 +299,18 @@ static void encode_bf16(const float *x, int64_t n, void *codes, uint16_t *scales
                                   int64_t tokens, const void *v, const void *next,                   \
                                   int64_t page_tokens, int64_t width, int64_t vdim, float *out) {    \
         switch (rows) {                                                                              \
-            ROWS_CASE(value_rows(number, p, ld, 1, from, tokens, v, next, page_tokens, width, vdim,  \
-                                 out), 1);                                                           \
-            ROWS_CASE(value_rows(number, p, ld, 2, from, tokens, v, next, page_tokens, width, vdim,  \
-                                 out), 2);                                                           \
-            ROWS_CASE(value_rows(number, p, ld, 3, from, tokens, v, next, page_tokens, width, vdim,  \
-                                 out), 3);                                                           \
+            ROWS_CASE(value_rows(number, p, ld, 1, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 1);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 2, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 2);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 3, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 3);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 4, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 4);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 5, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 5);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 6, from, tokens, v, next, page_tokens, width,        \
+                                 vdim, out), 6);                                                     \
         }                                                                                            \
     }
 KERNELS(f16, DS4_KV_F16)

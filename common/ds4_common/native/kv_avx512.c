@@ -192,6 +192,9 @@ DS4_INLINE void value_rows(const int type, const float *p, int64_t ld, const int
             ROWS_CASE(value_rows(number, p, ld, 1, from, tokens, v, next, width, vdim, out), 1);     \
             ROWS_CASE(value_rows(number, p, ld, 2, from, tokens, v, next, width, vdim, out), 2);     \
             ROWS_CASE(value_rows(number, p, ld, 3, from, tokens, v, next, width, vdim, out), 3);     \
+            ROWS_CASE(value_rows(number, p, ld, 4, from, tokens, v, next, width, vdim, out), 4);     \
+            ROWS_CASE(value_rows(number, p, ld, 5, from, tokens, v, next, width, vdim, out), 5);     \
+            ROWS_CASE(value_rows(number, p, ld, 6, from, tokens, v, next, width, vdim, out), 6);     \
         }                                                                                            \
     }
 KERNELS(f16, DS4_KV_F16)

@@ -122,6 +122,8 @@ DS4_INLINE void score_along(const int type, const float *q, int rows, int64_t di
 
 /* ---- values -------------------------------------------------------------------------------------------- */
 
+enum { FEW_ROWS = 3 }; /* 8 vectors of sums each; of more, 4: of 32 registers, 24 at most */
+
 DS4_INLINE void value_block(const int type, const float *p, int64_t ld, const int rows,
                             int64_t tokens, const void *v, int64_t step, const int vectors,
                             int64_t vdim, float *out) {
@@ -147,8 +149,11 @@ DS4_INLINE void scaled_block(const float *p, int64_t ld, const int rows, int64_t
             for (int r = 0; r < rows; r++)
                 weights[r * DS4_SCALED_TOKENS + t] =
                     p[r * ld + first + t] * neon_half(scales + from + first + t);
-        value_block(DS4_KV_Q8_0, weights, DS4_SCALED_TOKENS, rows, count,
-                    codes + (from + first) * DS4_KV_BLOCK, DS4_KV_BLOCK, 8, vdim, out);
+        const int vectors = rows <= FEW_ROWS ? 8 : 4;
+        for (int d = 0; d < DS4_KV_BLOCK; d += 4 * vectors)
+            value_block(DS4_KV_Q8_0, weights, DS4_SCALED_TOKENS, rows, count,
+                        codes + (from + first) * DS4_KV_BLOCK + d, DS4_KV_BLOCK, vectors, vdim,
+                        out + d);
     }
 }
 
@@ -163,8 +168,9 @@ DS4_INLINE void value_rows(const int type, const float *p, int64_t ld, const int
         return;
     }
     const char *at = (const char *)v + from * width * size;
-    for (; d + 32 <= vdim; d += 32)
-        value_block(type, p, ld, rows, tokens, at + d * size, width, 8, vdim, out + d);
+    const int vectors = rows <= FEW_ROWS ? 8 : 4;
+    for (; d + 4 * vectors <= vdim; d += 4 * vectors)
+        value_block(type, p, ld, rows, tokens, at + d * size, width, vectors, vdim, out + d);
     for (; d < vdim; d += 8)
         value_block(type, p, ld, rows, tokens, at + d * size, width, 2, vdim, out + d);
 }
@@ -218,12 +224,18 @@ static void encode_bf16(const float *x, int64_t n, void *codes, uint16_t *scales
                                   int64_t page_tokens, int64_t width, int64_t vdim, float *out) {    \
         __builtin_prefetch(next);                                                                    \
         switch (rows) {                                                                              \
-            ROWS_CASE(value_rows(number, p, ld, 1, from, tokens, v, page_tokens, width, vdim, out),  \
-                      1);                                                                            \
-            ROWS_CASE(value_rows(number, p, ld, 2, from, tokens, v, page_tokens, width, vdim, out),  \
-                      2);                                                                            \
-            ROWS_CASE(value_rows(number, p, ld, 3, from, tokens, v, page_tokens, width, vdim, out),  \
-                      3);                                                                            \
+            ROWS_CASE(value_rows(number, p, ld, 1, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 1);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 2, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 2);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 3, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 3);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 4, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 4);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 5, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 5);                                                     \
+            ROWS_CASE(value_rows(number, p, ld, 6, from, tokens, v, page_tokens, width,              \
+                                 vdim, out), 6);                                                     \
         }                                                                                            \
     }
 KERNELS(f16, DS4_KV_F16)

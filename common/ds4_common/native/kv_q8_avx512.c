@@ -1,6 +1,6 @@
-/* AVX-512 versions of kv.c for caches of Q8_0, where they are faster: scores. Sixteen positions to
- * a vector, or the eight chains of two query rows; each lane has the chain of the definition. Few
- * rows whose lanes are dims, values and storing stay with AVX2. */
+/* AVX-512 versions of kv.c for caches of Q8_0. Sixteen positions or dims to a vector, or the eight
+ * chains of two query rows; each lane has the chain of the definition. Scores of few rows whose
+ * lanes are dims, and storing, stay with AVX2. */
 #include "kv.h"
 
 #if defined(__AVX512F__)
@@ -131,6 +131,50 @@ DS4_INLINE void along_rows(const float *q, const int pairs, int64_t dim, const v
         along_block(q, pairs, dim, k, next, page_tokens, t, 1, scores, ld);
 }
 
+/* ---- values ---------------------------------------------------------------------------------- */
+
+/* One block of 32 dims of `tokens` rows: weights times scales first, then the sums. */
+DS4_INLINE void value_block(const float *p, int64_t ld, const int rows, int64_t tokens,
+                            const uint16_t *scales, const int8_t *codes, const int8_t *next,
+                            int64_t vdim, float *out) {
+    float weights[DS4_VALUE_ROWS * DS4_SCALED_TOKENS];
+    __m512 sum[DS4_VALUE_ROWS][2];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < 2; j++) sum[r][j] = _mm512_loadu_ps(out + r * vdim + 16 * j);
+    for (int64_t first = 0; first < tokens; first += DS4_SCALED_TOKENS) {
+        int64_t left = tokens - first, count = left < DS4_SCALED_TOKENS ? left : DS4_SCALED_TOKENS;
+        for (int64_t t = 0; t < count; t += 16) {
+            const __mmask16 real = first_of_16(count - t);
+            const __m512 scale = scales16(scales + first + t, real);
+            for (int r = 0; r < rows; r++) {
+                __m512 weight = _mm512_maskz_loadu_ps(real, p + r * ld + first + t);
+                _mm512_storeu_ps(weights + r * DS4_SCALED_TOKENS + t, _mm512_mul_ps(weight, scale));
+            }
+        }
+        for (int64_t t = 0; t < count; t++) {
+            const int8_t *row = codes + (first + t) * BLOCK;
+            _mm_prefetch((const char *)next + (first + t) * BLOCK, _MM_HINT_T2);
+            const __m512 low = codes16(row, 0xffff), high = codes16(row + 16, 0xffff);
+            for (int r = 0; r < rows; r++) {
+                __m512 weight = _mm512_set1_ps(weights[r * DS4_SCALED_TOKENS + t]);
+                sum[r][0] = _mm512_fmadd_ps(weight, low, sum[r][0]);
+                sum[r][1] = _mm512_fmadd_ps(weight, high, sum[r][1]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < 2; j++) _mm512_storeu_ps(out + r * vdim + 16 * j, sum[r][j]);
+}
+
+DS4_INLINE void value_rows(const float *p, int64_t ld, const int rows, int64_t from, int64_t tokens,
+                           const void *v, const void *next, int64_t page_tokens, int64_t vdim,
+                           float *out) {
+    for (int64_t b = 0; b < vdim / BLOCK; b++)
+        value_block(p, ld, rows, tokens, ds4_kv_scales(v, b, page_tokens) + from,
+                    ds4_kv_codes(v, b, page_tokens) + from * BLOCK,
+                    ds4_kv_codes(next, b, page_tokens) + from * BLOCK, vdim, out + b * BLOCK);
+}
+
 /* ---- the table's entry ----------------------------------------------------------------------- */
 
 static void encode(const float *x, int64_t n, void *codes, uint16_t *scales) {
@@ -168,8 +212,15 @@ static void score_along(const float *q, int rows, int64_t dim, const void *k, co
 static void accumulate(const float *p, int64_t ld, int rows, int64_t from, int64_t tokens,
                        const void *v, const void *next, int64_t page_tokens, int64_t width,
                        int64_t vdim, float *out) {
-    ds4_kv_avx2[DS4_KV_Q8_0].accumulate(p, ld, rows, from, tokens, v, next, page_tokens, width,
-                                        vdim, out);
+    (void)width;
+    switch (rows) {
+        CASE(1, value_rows(p, ld, 1, from, tokens, v, next, page_tokens, vdim, out));
+        CASE(2, value_rows(p, ld, 2, from, tokens, v, next, page_tokens, vdim, out));
+        CASE(3, value_rows(p, ld, 3, from, tokens, v, next, page_tokens, vdim, out));
+        CASE(4, value_rows(p, ld, 4, from, tokens, v, next, page_tokens, vdim, out));
+        CASE(5, value_rows(p, ld, 5, from, tokens, v, next, page_tokens, vdim, out));
+        CASE(6, value_rows(p, ld, 6, from, tokens, v, next, page_tokens, vdim, out));
+    }
 }
 
 const ds4_kv ds4_kv_avx512_q8 = {DS4_KV_Q8_0, encode, score, score_along, accumulate};

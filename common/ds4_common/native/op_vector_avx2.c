@@ -7,25 +7,37 @@
 #include "op_math.h"
 #include "quants.h"
 
+enum { TOGETHER = 4 };
+
+/* exp of `count` vectors, step by step: the steps of a single one wait for each other, and there are too many
+ * for a CPU to hold those of several. */
+DS4_INLINE void exps8(const __m256 *x, const int count, __m256 *y) {
+    const __m256 low = _mm256_set1_ps(DS4_EXP_LOW), round = _mm256_set1_ps(DS4_ROUND);
+    static const float factor[] = {DS4_EXP_P1, DS4_EXP_P2, DS4_EXP_P3, DS4_EXP_P4, DS4_EXP_P5};
+    __m256 c[TOGETHER], shifted[TOGETHER], n[TOGETHER], r[TOGETHER], p[TOGETHER];
+#define EACH for (int j = 0; j < count; j++)
+    EACH c[j] = _mm256_min_ps(_mm256_set1_ps(DS4_EXP_HIGH), x[j]); /* NaN, the second one, stays */
+    EACH shifted[j] = _mm256_fmadd_ps(c[j], _mm256_set1_ps(DS4_LOG2E), round);
+    EACH n[j] = _mm256_sub_ps(shifted[j], round);
+    EACH r[j] = _mm256_fmadd_ps(n[j], _mm256_set1_ps(-DS4_LN2_HIGH), c[j]);
+    EACH r[j] = _mm256_fmadd_ps(n[j], _mm256_set1_ps(-DS4_LN2_LOW), r[j]);
+    EACH p[j] = _mm256_set1_ps(DS4_EXP_P0);
+    for (int i = 0; i < 5; i++)
+        EACH p[j] = _mm256_fmadd_ps(p[j], r[j], _mm256_set1_ps(factor[i]));
+    EACH p[j] = _mm256_fmadd_ps(p[j], _mm256_mul_ps(r[j], r[j]), r[j]);
+    EACH p[j] = _mm256_add_ps(p[j], _mm256_set1_ps(1.0f));
+    EACH {
+        __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted[j]), 23);
+        __m256 scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p[j]), power));
+        scaled = _mm256_andnot_ps(_mm256_cmp_ps(x[j], low, _CMP_LT_OQ), scaled);
+        y[j] = _mm256_blendv_ps(scaled, x[j], _mm256_cmp_ps(x[j], x[j], _CMP_UNORD_Q));
+    }
+#undef EACH
+}
+
 DS4_INLINE __m256 exp8(__m256 x) {
-    __m256 low = _mm256_set1_ps(DS4_EXP_LOW), round = _mm256_set1_ps(DS4_ROUND);
-    __m256 c = _mm256_max_ps(low, x); /* the second operand when unordered: NaN stays */
-    c = _mm256_min_ps(_mm256_set1_ps(DS4_EXP_HIGH), c);
-    __m256 shifted = _mm256_fmadd_ps(c, _mm256_set1_ps(DS4_LOG2E), round);
-    __m256 n = _mm256_sub_ps(shifted, round);
-    __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-DS4_LN2_HIGH), c);
-    r = _mm256_fmadd_ps(n, _mm256_set1_ps(-DS4_LN2_LOW), r);
-    __m256 p = _mm256_set1_ps(DS4_EXP_P0);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(DS4_EXP_P1));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(DS4_EXP_P2));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(DS4_EXP_P3));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(DS4_EXP_P4));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(DS4_EXP_P5));
-    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
-    __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    __m256 scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power));
-    scaled = _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), scaled);
-    return _mm256_blendv_ps(scaled, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    exps8(&x, 1, &x);
+    return x;
 }
 
 float ds4_avx2_sum_squares(const float *x, int64_t n) {
@@ -161,6 +173,16 @@ void ds4_avx2_running_softmax(float *max, float *sum, float *weighted, const flo
 static float softmax(float *s, float max, int64_t n) {
     __m256 top = _mm256_set1_ps(max), sum = _mm256_setzero_ps();
     int64_t t = 0;
+    for (; t + 8 * TOGETHER <= n; t += 8 * TOGETHER) {
+        __m256 e[TOGETHER];
+        for (int j = 0; j < TOGETHER; j++)
+            e[j] = _mm256_sub_ps(_mm256_loadu_ps(s + t + 8 * j), top);
+        exps8(e, TOGETHER, e);
+        for (int j = 0; j < TOGETHER; j++) {
+            _mm256_storeu_ps(s + t + 8 * j, e[j]);
+            sum = _mm256_add_ps(sum, e[j]);
+        }
+    }
     for (; t + 8 <= n; t += 8) {
         __m256 e = exp8(_mm256_sub_ps(_mm256_loadu_ps(s + t), top));
         _mm256_storeu_ps(s + t, e);

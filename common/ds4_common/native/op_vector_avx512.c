@@ -6,25 +6,35 @@
 #include "avx512.h"
 #include "op_math.h"
 
-DS4_INLINE __m512 exp16(__m512 x) {
+enum { TOGETHER = 4 };
+
+/* exp of `count` vectors, step by step: the steps of a single one wait for each other, and there are too many
+ * for a CPU to hold those of several. */
+DS4_INLINE void exps16(const __m512 *x, const int count, __m512 *y) {
     const __m512 low = _mm512_set1_ps(DS4_EXP_LOW), round = _mm512_set1_ps(DS4_ROUND);
-    __m512 c = _mm512_max_ps(low, x); /* the second operand when unordered: NaN stays */
-    c = _mm512_min_ps(_mm512_set1_ps(DS4_EXP_HIGH), c);
-    __m512 shifted = _mm512_fmadd_ps(c, _mm512_set1_ps(DS4_LOG2E), round);
-    __m512 n = _mm512_sub_ps(shifted, round);
-    __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-DS4_LN2_HIGH), c);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(-DS4_LN2_LOW), r);
-    __m512 p = _mm512_set1_ps(DS4_EXP_P0);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(DS4_EXP_P1));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(DS4_EXP_P2));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(DS4_EXP_P3));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(DS4_EXP_P4));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(DS4_EXP_P5));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-    __m512 scaled = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), power));
-    scaled = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), scaled);
-    return _mm512_mask_mov_ps(scaled, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+    static const float factor[] = {DS4_EXP_P1, DS4_EXP_P2, DS4_EXP_P3, DS4_EXP_P4, DS4_EXP_P5};
+    __m512 c[TOGETHER], shifted[TOGETHER], n[TOGETHER], r[TOGETHER], p[TOGETHER];
+#define EACH for (int j = 0; j < count; j++)
+    EACH c[j] = _mm512_min_ps(_mm512_set1_ps(DS4_EXP_HIGH), x[j]); /* NaN, the second one, stays */
+    EACH shifted[j] = _mm512_fmadd_ps(c[j], _mm512_set1_ps(DS4_LOG2E), round);
+    EACH n[j] = _mm512_sub_ps(shifted[j], round);
+    EACH r[j] = _mm512_fmadd_ps(n[j], _mm512_set1_ps(-DS4_LN2_HIGH), c[j]);
+    EACH r[j] = _mm512_fmadd_ps(n[j], _mm512_set1_ps(-DS4_LN2_LOW), r[j]);
+    EACH p[j] = _mm512_set1_ps(DS4_EXP_P0);
+    for (int i = 0; i < 5; i++)
+        EACH p[j] = _mm512_fmadd_ps(p[j], r[j], _mm512_set1_ps(factor[i]));
+    EACH p[j] = _mm512_fmadd_ps(p[j], _mm512_mul_ps(r[j], r[j]), r[j]);
+    EACH p[j] = _mm512_add_ps(p[j], _mm512_set1_ps(1.0f));
+    EACH { /* times 2^n: exact from the least argument on, and NaN stays what it is */
+        const __mmask16 some = _mm512_cmp_ps_mask(x[j], low, _CMP_NLT_UQ);
+        y[j] = _mm512_maskz_scalef_ps(some, p[j], n[j]);
+    }
+#undef EACH
+}
+
+DS4_INLINE __m512 exp16(__m512 x) {
+    exps16(&x, 1, &x);
+    return x;
 }
 
 DS4_INLINE __m256 low_half(__m512 v) { return _mm512_castps512_ps256(v); }
@@ -96,22 +106,26 @@ static void exp_scaled(float *y, const float *x, float max, float scale, int64_t
 #undef STEP
 }
 
-/* Exponentials in place, zero where there are none: adding that to their sum changes no bit. */
-DS4_INLINE __m512 exp_step(float *s, __m512 top, __mmask16 some) {
-    __m512 e = _mm512_maskz_mov_ps(some, exp16(_mm512_sub_ps(some16(s, some), top)));
-    _mm512_mask_storeu_ps(s, some, e);
-    return e;
-}
-
 static float softmax(float *s, float max, int64_t n) {
     const __m512 top = _mm512_set1_ps(max);
     __m256 sum = _mm256_setzero_ps();
-    __m512 e;
-#define STEP(some)                                                                                 \
-    e = exp_step(s + i, top, some),                                                                \
-    sum = _mm256_add_ps(_mm256_add_ps(sum, low_half(e)), high_half(e))
-    EACH16(STEP);
-#undef STEP
+    __m512 e[TOGETHER];
+    int64_t i = 0;
+    for (; i + 16 * TOGETHER <= n; i += 16 * TOGETHER) {
+        for (int j = 0; j < TOGETHER; j++)
+            e[j] = _mm512_sub_ps(_mm512_loadu_ps(s + i + 16 * j), top);
+        exps16(e, TOGETHER, e);
+        for (int j = 0; j < TOGETHER; j++) {
+            _mm512_storeu_ps(s + i + 16 * j, e[j]);
+            sum = _mm256_add_ps(_mm256_add_ps(sum, low_half(e[j])), high_half(e[j]));
+        }
+    }
+    for (; i < n; i += 16) { /* zero where there are none: adding that to the sum changes no bit */
+        const __mmask16 some = first_of_16(n - i);
+        e[0] = _mm512_maskz_mov_ps(some, exp16(_mm512_sub_ps(some16(s + i, some), top)));
+        _mm512_mask_storeu_ps(s + i, some, e[0]);
+        sum = _mm256_add_ps(_mm256_add_ps(sum, low_half(e[0])), high_half(e[0]));
+    }
     return fold8(sum);
 }
 
