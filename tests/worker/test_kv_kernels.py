@@ -220,7 +220,7 @@ def test_scores_along_agree_and_are_dot_products(
 @EACH
 @settings(deadline=None, max_examples=40)
 @given(
-    rows=st.integers(1, 3),
+    rows=st.integers(1, 6),
     first=st.integers(0, 70),
     tokens=st.integers(1, 72),
     dim=DIMS,
