@@ -68,7 +68,8 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
     for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
         __m512i isum[COLUMNS];
         for (int c = 0; c < columns; c++) isum[c] = _mm512_setzero_si512();
-        ask_ahead(&next, 2, blocks, bytes);
+        ask_part(&next, 2, blocks, bytes, 0, 1);
+        step_ahead(&next, 2, blocks, bytes);
         if (type == DS4_Q8_0) {
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++) {

@@ -21,15 +21,17 @@ typedef struct {
 /* Left alone, the compiler makes a tree of a block's sums, and keeps all of its leaves in memory. */
 #define add_now(v) __asm__("" : "+v"(v))
 
-/* The products of one block. Thirty-twos whose weights share bytes go together, so that these are read
- * and joined once, as many as have registers for their sums. */
+/* The products of one block, and what is asked for meanwhile. Thirty-twos whose weights share bytes go
+ * together, so that these are read and joined once, as many as have registers for their sums. */
 DS4_INLINE void add_block16(uint32_t type, const int columns, const uint8_t *a, const uint8_t *b,
                             const x8_scales16 *scales, const char *const *x, int64_t at,
-                            sums16 *s) {
+                            const group_stream *next, int64_t blocks, sums16 *s) {
     const int parts = scales_per_32(type) || columns > 4 ? 2 : 4, steps = type == DS4_Q5_K ? 8 : 4;
+    const int turns = 64 / (parts * steps), bytes = DS4_X8_ROWS * super_bytes(type);
     const int apart = !scales_per_32(type) && parts == 2 ? 2 : 1; /* one byte's nibbles in Q6_K */
 #pragma GCC unroll 16
-    for (int k = 0; k < 64 / (parts * steps); k++) {
+    for (int k = 0; k < turns; k++) {
+        ask_part(next, 2, blocks, bytes, k, turns);
         const int set = k / (8 / steps), first = k % (8 / steps) * steps;
         const int i = apart == 2 ? set / 2 * 4 + set % 2 : set * parts;
         __m512i sub[4][COLUMNS];
@@ -74,10 +76,10 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
     for (int64_t k = 0; k < blocks; k++, a += bytes, b += bytes) {
         sums16 s[COLUMNS];
         for (int c = 0; c < columns; c++) s[c].isum = s[c].term = _mm512_setzero_si512();
-        ask_ahead(&next, 2, blocks, bytes);
         x8_scales16 scales;
         x8_load_scales16(type, a, b, &scales);
-        add_block16(type, columns, a, b, &scales, x, 256 * k, s);
+        add_block16(type, columns, a, b, &scales, x, 256 * k, &next, blocks, s);
+        step_ahead(&next, 2, blocks, bytes);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             __m512i mn = x8_term16(type, &scales, i);
