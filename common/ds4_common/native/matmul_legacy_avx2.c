@@ -2,8 +2,8 @@
  *
  * Owns the fast paths for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 (raw and X8) and for IQ4_NL, MXFP4, NVFP4 and
  * Q1_0 (raw). A block here is 32 weights: a part of a stored one where that is larger. One lane per row
- * everywhere, so the float order is the scalar one. One column: weights are unpacked in registers and
- * each 4-byte activation group is broadcast to 8 rows. Several columns: 16 rows of up to TILE_BLOCKS
+ * everywhere, so the float order is the scalar one. One column, and few of X8: weights are unpacked in
+ * registers and each 4-byte activation group is broadcast to 8 rows. More columns: 16 rows of up to TILE_BLOCKS
  * blocks are unpacked once into a tile in the L1 cache and multiplied with four columns at a time.
  *
  * Sums in int16: nibbles reach 8 * 2 * 15 * 127 = 30480 in a block, five-bit values
@@ -24,16 +24,15 @@ DS4_INLINE int steps_of(uint32_t type) {
     return is_five_bit(type) ? 4 : 8; /* MXFP4 reaches 8 * 2 * 12 * 127 = 24384 */
 }
 
-/* Stored minus true value is 2^shift for Q4_0 and Q5_0: isum = sum(q x) - (sum(x) << shift). */
-DS4_INLINE __m256i remove_offset(uint32_t type, __m256i isum, int32_t xsum) {
-    if (type == DS4_Q4_0) return _mm256_sub_epi32(isum, _mm256_set1_epi32(xsum * 8));
-    if (type == DS4_Q5_0) return _mm256_sub_epi32(isum, _mm256_set1_epi32(xsum * 16));
-    return isum;
+/* Stored minus true value is 8 for Q4_0 and 16 for Q5_0: isum = sum(q x) - 8 or 16 sum(x). */
+DS4_INLINE __m256i remove_offset(uint32_t type, __m256i isum, const int32_t *xsum) {
+    if (type != DS4_Q4_0 && type != DS4_Q5_0) return isum;
+    return _mm256_sub_epi32(isum, _mm256_slli_epi32(broadcast4(xsum), type == DS4_Q4_0 ? 3 : 4));
 }
 
 DS4_INLINE __m256 finish_block(uint32_t type, __m256i isum, __m256 d, __m256 m, ds4_act32 x,
                                int64_t b, __m256 acc) {
-    isum = remove_offset(type, isum, x.sum[b]);
+    isum = remove_offset(type, isum, x.sum + b);
     acc = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_broadcast_ss(x.d + b)), _mm256_cvtepi32_ps(isum),
                           acc);
     return has_min(type) ? _mm256_fmadd_ps(m, _mm256_broadcast_ss(x.s + b), acc) : acc;
@@ -41,45 +40,80 @@ DS4_INLINE __m256 finish_block(uint32_t type, __m256i isum, __m256 d, __m256 m, 
 
 /* ---- X8: vectors of a group ------------------------------------------------------------------ */
 
-DS4_INLINE __m256i x8_dot(uint32_t type, const uint8_t *group, const int8_t *x) {
+#define FEW_X8 4  /* columns whose sums fit the registers */
+#define MOST_X8 8 /* columns up to this: a second pass over eight rows costs less than a tile */
+
+/* Integer sums of a group with columns at x. */
+DS4_INLINE void x8_dots(uint32_t type, int columns, const uint8_t *group, const int8_t *const *x,
+                        __m256i *isum) {
+    __m256i low_sum[FEW_X8], high_sum[FEW_X8];
+    for (int c = 0; c < columns; c++)
+        isum[c] = low_sum[c] = high_sum[c] = _mm256_setzero_si256();
     if (type == DS4_Q8_0) {
-        __m256i sum = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
-            __m256i w = load32(group + 16 + 32 * j);
-            sum = _mm256_add_epi32(sum, widen_pairs(signed_pairs(w, broadcast4(x + 4 * j))));
+            const __m256i w = load32(group + 16 + 32 * j), magnitude = _mm256_abs_epi8(w);
+#pragma GCC unroll 4
+            for (int c = 0; c < columns; c++) {
+                __m256i p = _mm256_maddubs_epi16(
+                    magnitude, _mm256_sign_epi8(broadcast4(x[c] + 4 * j), w));
+                isum[c] = pinned(_mm256_add_epi32(isum[c], widen_pairs(p)));
+            }
         }
-        return sum;
+        return;
     }
-    __m256i a = _mm256_setzero_si256(), c = a;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m256i low, high;
         x8_steps(type, group, j, &low, &high);
-        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(low, broadcast4(x + 4 * j)));
-        c = _mm256_add_epi16(c, _mm256_maddubs_epi16(high, broadcast4(x + 16 + 4 * j)));
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) {
+            __m256i p = _mm256_maddubs_epi16(low, broadcast4(x[c] + 4 * j));
+            low_sum[c] = pinned(_mm256_add_epi16(low_sum[c], p));
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) {
+            __m256i p = _mm256_maddubs_epi16(high, broadcast4(x[c] + 16 + 4 * j));
+            if (is_five_bit(type))
+                high_sum[c] = pinned(_mm256_add_epi16(high_sum[c], p));
+            else
+                low_sum[c] = pinned(_mm256_add_epi16(low_sum[c], p));
+        }
     }
-    if (is_five_bit(type)) return _mm256_add_epi32(widen_pairs(a), widen_pairs(c));
-    return widen_pairs(_mm256_add_epi16(a, c));
+    for (int c = 0; c < columns; c++) {
+        isum[c] = widen_pairs(low_sum[c]);
+        if (is_five_bit(type)) isum[c] = _mm256_add_epi32(isum[c], widen_pairs(high_sum[c]));
+    }
 }
 
-DS4_INLINE void prefetch_group(const uint8_t *group, int bytes) {
+/* Every line, far ahead: left to a CPU's own prefetching one column had three quarters of the rate. */
+DS4_INLINE void prefetch_group(const uint8_t *group, int bytes, int ahead) {
     for (int i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)group + DS4_PREFETCH_AHEAD + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)group + ahead + i, _MM_HINT_T0);
 }
 
-/* Eight interleaved rows against one column: one run of memory. */
-DS4_INLINE __m256 x8_gemv(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
+/* Eight interleaved rows against up to FEW_X8 columns: one run of memory. */
+DS4_INLINE void x8_few(uint32_t type, int columns, const uint8_t *group, int64_t blocks,
+                       const char *acts, size_t act_stride, float *y, int64_t ldy) {
     const int bytes = DS4_X8_ROWS * block_bytes_of(type);
-    ds4_act32 x = ds4_act32_view(act, 32 * blocks);
-    __m256 acc = _mm256_setzero_ps();
-    for (int64_t b = 0; b < blocks; b++, group += bytes) {
-        if (b % 8 == 0) open_page_ahead(group);
-        __m256i isum = x8_dot(type, group, x.q + 32 * b);
-        __m256 m = has_min(type) ? load_half8(group + 16) : _mm256_setzero_ps();
-        acc = finish_block(type, isum, load_half8(group), m, x, b, acc);
+    ds4_act32 x[FEW_X8];
+    __m256 acc[FEW_X8];
+    for (int c = 0; c < columns; c++) {
+        x[c] = ds4_act32_view(acts + (size_t)c * act_stride, 32 * blocks);
+        acc[c] = _mm256_setzero_ps();
     }
-    return acc;
+    for (int64_t b = 0; b < blocks; b++, group += bytes) {
+        const int8_t *q[FEW_X8];
+        __m256i isum[FEW_X8];
+        prefetch_group(group, bytes, 8192);
+        for (int c = 0; c < columns; c++) q[c] = x[c].q + 32 * b;
+        x8_dots(type, columns, group, q, isum);
+        const __m256 d = load_half8(group);
+        const __m256 m = has_min(type) ? load_half8(group + 16) : _mm256_setzero_ps();
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) acc[c] = finish_block(type, isum[c], d, m, x[c], b, acc[c]);
+    }
+    for (int c = 0; c < columns; c++) _mm256_storeu_ps(y + c * ldy, acc[c]);
 }
 
 /* ---- raw blocks ------------------------------------------------------------------------------ */
@@ -127,10 +161,6 @@ typedef struct {
 DS4_INLINE void fill_x8(uint32_t type, const uint8_t *group, tile_block *t) {
     t->d = load_half8(group);
     if (has_min(type)) t->m = load_half8(group + 16);
-    if (type == DS4_Q8_0) {
-        for (int j = 0; j < 8; j++) t->q[j] = load32(group + 16 + 32 * j);
-        return;
-    }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) x8_steps(type, group, j, t->q + j, t->q + 4 + j);
 }
@@ -221,16 +251,30 @@ DS4_INLINE void tile_matmul(uint32_t type, int groups, const tile_block *tile, i
 
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
-DS4_INLINE void rectangle_gemv(uint32_t type, int x8, const ds4_weight *w, int64_t row0,
-                               int64_t row1, const void *act, float *y) {
-    int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks), r = row0;
-    if (x8) {
-        const uint8_t *data = w->data;
-        for (; r < row1; r += 8)
-            _mm256_storeu_ps(y + r, x8_gemv(type, data + r * row_bytes, blocks, act));
-        return;
+DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
+                             const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    const int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks);
+    for (int64_t r = row0; r < row1; r += 8) {
+        const uint8_t *group = (const uint8_t *)w->data + r * row_bytes;
+        int64_t c = 0, count;
+        for (int64_t passes = (n + FEW_X8 - 1) / FEW_X8; passes; passes--, c += count) {
+            const char *x = acts + (size_t)c * act_stride;
+            float *out = y + c * ldy + r;
+            count = (n - c + passes - 1) / passes;
+            switch (count) { /* a constant column count keeps the sums in registers */
+            case 1: x8_few(type, 1, group, blocks, x, act_stride, out, ldy); break;
+            case 2: x8_few(type, 2, group, blocks, x, act_stride, out, ldy); break;
+            case 3: x8_few(type, 3, group, blocks, x, act_stride, out, ldy); break;
+            default: x8_few(type, 4, group, blocks, x, act_stride, out, ldy);
+            }
+        }
     }
-    for (; r < row1; r += 8) {
+}
+
+DS4_INLINE void rectangle_gemv(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
+                               const void *act, float *y) {
+    const int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks);
+    for (int64_t r = row0; r < row1; r += 8) {
         const uint8_t *rows[8];
         raw_rows(w, r, row1, row_bytes, rows);
         _mm256_maskstore_ps(y + r, first_lanes(row1 - r), raw_gemv(type, rows, blocks, act));
@@ -239,9 +283,13 @@ DS4_INLINE void rectangle_gemv(uint32_t type, int x8, const ds4_weight *w, int64
 
 DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t row0, int64_t row1,
                           const void *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    if (x8 && (n <= MOST_X8 || type == DS4_Q8_0)) { /* Q8_0 has nothing that a tile would save */
+        rectangle_x8(type, w, row0, row1, acts, act_stride, n, y, ldy);
+        return;
+    }
     if (n == 1 || type == DS4_NVFP4) { /* tiles hold one scale per 32 weights */
         for (int64_t c = 0; c < n; c++)
-            rectangle_gemv(type, x8, w, row0, row1, (const char *)acts + (size_t)c * act_stride,
+            rectangle_gemv(type, w, row0, row1, (const char *)acts + (size_t)c * act_stride,
                            y + c * ldy);
         return;
     }
@@ -263,7 +311,7 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
                     tile_block *t = tile + g * TILE_BLOCKS + b;
                     const uint8_t *group = data + (b0 + b) * group_bytes;
                     if (x8) {
-                        prefetch_group(group, group_bytes);
+                        prefetch_group(group, group_bytes, DS4_PREFETCH_AHEAD);
                         fill_x8(type, group, t);
                     } else
                         fill_raw(type, rows, b0 + b, t);
