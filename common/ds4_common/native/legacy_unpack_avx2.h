@@ -108,13 +108,32 @@ DS4_INLINE __m256 raw_halves(const uint8_t *const *rows, int64_t at) {
     return load_half8(h);
 }
 
+/* Powers of two of E8M0, halved, as ds4_e8m0_half. */
+DS4_INLINE __m256 e8m0_halves(__m256i e) {
+    __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    __m256i is_tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, tiny, is_tiny));
+}
+
+/* Unsigned E4M3, halved, as ds4_ue4m3_half. */
+DS4_INLINE __m256 ue4m3_halves(__m256i x) {
+    const __m256i seven = _mm256_set1_epi32(0x7f);
+    x = _mm256_and_si256(x, seven);
+    __m256i normal = _mm256_slli_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(119 << 3)), 20);
+    __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(0x1p-10f));
+    __m256i is_tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), x);
+    __m256 v = _mm256_blendv_ps(_mm256_castsi256_ps(normal), tiny, _mm256_castsi256_ps(is_tiny));
+    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x, seven)), v);
+}
+
 /* The block scales at the same offset of eight rows' blocks. `half`: which sixteen, for NVFP4. */
 DS4_INLINE __m256 raw_scales(uint32_t type, const uint8_t *const *rows, int64_t at, int half) {
     if (type != DS4_MXFP4 && type != DS4_NVFP4) return raw_halves(rows, at);
-    float d[8];
-    for (int i = 0; i < 8; i++)
-        d[i] = type == DS4_MXFP4 ? ds4_e8m0_half(rows[i][at]) : ds4_ue4m3_half(rows[i][at + half]);
-    return _mm256_loadu_ps(d);
+    const int64_t place = at + (type == DS4_NVFP4 ? half : 0);
+    __m256i bytes = _mm256_setr_epi32(rows[0][place], rows[1][place], rows[2][place], rows[3][place],
+                                      rows[4][place], rows[5][place], rows[6][place], rows[7][place]);
+    return type == DS4_MXFP4 ? e8m0_halves(bytes) : ue4m3_halves(bytes);
 }
 
 /* Pointers to eight rows from row r on; rows past the end repeat the last one. */

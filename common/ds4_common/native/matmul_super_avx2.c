@@ -18,18 +18,11 @@
 /* Codes that a row by row pass comes to soon. A pair's second row finds what the first one read. */
 DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
                                int64_t b) {
-    const int bytes = layout == DS4_LAYOUT_RAW          ? super_bytes(type)
-                      : layout == DS4_LAYOUT_IQ2_PLANES ? ds4_plane_bytes(type)
-                                                        : 64;
+    const int bytes = layout == DS4_LAYOUT_RAW ? super_bytes(type) : 64;
     int64_t i = r * p->blocks + b;
     const uint8_t *codes = (ds4_is_aligned(layout) ? p->sections.codes : p->raw) + i * bytes;
     for (int at = 0; at < bytes; at += 64)
         _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
-}
-
-/* Broadcasts int16 number i of each lane over that lane. */
-DS4_INLINE __m256i lane_scale(__m256i sc, int i) {
-    return _mm256_shuffle_epi8(sc, _mm256_set1_epi16((short)((2 * i + 1) << 8 | 2 * i)));
 }
 
 /* Sums of the lanes of a (dword 0) and of b (dword 1). */
@@ -231,8 +224,6 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     each(q6_k_raw, DS4_Q6_K, DS4_LAYOUT_RAW)                                                       \
     each(iq1_s_raw, DS4_IQ1_S, DS4_LAYOUT_RAW)                                                     \
     each(iq1_m_raw, DS4_IQ1_M, DS4_LAYOUT_RAW)                                                     \
-    each(iq2_xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)                                                 \
-    each(iq2_xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)                                                   \
     each(iq2_s_raw, DS4_IQ2_S, DS4_LAYOUT_RAW)                                                     \
     each(iq3_xxs_raw, DS4_IQ3_XXS, DS4_LAYOUT_RAW)                                                 \
     each(iq3_s_raw, DS4_IQ3_S, DS4_LAYOUT_RAW)                                                     \
@@ -244,13 +235,16 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     each(q4_k_x8, DS4_Q4_K, DS4_LAYOUT_X8)                                                         \
     each(q5_k_x8, DS4_Q5_K, DS4_LAYOUT_X8)                                                         \
     each(q6_k_x8, DS4_Q6_K, DS4_LAYOUT_X8)                                                         \
-    each(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)                                 \
-    each(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)                                    \
-    each(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)                                          \
-    each(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)                                       \
-    each(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
+    each(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
 
-DS4_KERNELS(ds4_matmul_avx2_super, KERNELS, (int)layout)
+static ds4_matmul_fn few(uint32_t type, uint32_t layout); /* defined by the list */
+
+DS4_KERNELS(few, KERNELS, (int)layout)
+
+ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
+    const int by_book = type == DS4_IQ2_XXS || type == DS4_IQ2_XS;
+    return by_book ? ds4_matmul_avx2_iq2(type, layout) : few(type, layout);
+}
 #else
 typedef int ds4_matmul_super_avx2_is_for_x86;
 #endif

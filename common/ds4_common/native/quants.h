@@ -201,6 +201,7 @@ void ds4_act_quantize_neon(int format, const float *x, int64_t cols, void *out);
 ds4_matmul_fn ds4_matmul_scalar(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avx2_iq2(uint32_t type, uint32_t layout); /* few columns of IQ2_XXS and IQ2_XS */
 ds4_matmul_fn ds4_matmul_avx2_super_many(uint32_t type, uint32_t layout); /* several columns */
 ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);

@@ -77,4 +77,9 @@ DS4_INLINE __m256i spread_eight(__m128i bytes) {
     return _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(bytes));
 }
 
+/* Broadcasts int16 number i of each lane over that lane. */
+DS4_INLINE __m256i lane_scale(__m256i sc, int i) {
+    return _mm256_shuffle_epi8(sc, _mm256_set1_epi16((short)((2 * i + 1) << 8 | 2 * i)));
+}
+
 #endif

@@ -26,14 +26,18 @@ DS4_INLINE __m256i complete_signs(__m256i seven) {
     return _mm256_or_si256(seven, _mm256_slli_epi16(odd, 7));
 }
 
-/* Signed magnitudes up to `top`, moved to 0 .. 2 top: q = top + (grid ^ mask) - mask. `signs` points
- * at four bytes, bit i of byte g telling whether value 8 g + i is negative. */
-DS4_INLINE __m256i apply_signs(__m256i grid, const uint8_t *signs, int top) {
+/* `signs` points at four bytes, bit i of byte g telling whether value 8 g + i is negative: -1 where it is. */
+DS4_INLINE __m256i sign_mask(const uint8_t *signs) {
     const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
                                               0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201ull);
     __m256i mask = _mm256_and_si256(_mm256_shuffle_epi8(broadcast4(signs), spread), bit);
-    mask = _mm256_cmpeq_epi8(mask, bit);
+    return _mm256_cmpeq_epi8(mask, bit);
+}
+
+/* Signed magnitudes up to `top`, moved to 0 .. 2 top: q = top + (grid ^ mask) - mask. */
+DS4_INLINE __m256i apply_signs(__m256i grid, const uint8_t *signs, int top) {
+    const __m256i mask = sign_mask(signs);
     __m256i value = _mm256_sub_epi8(_mm256_xor_si256(grid, mask), mask);
     return _mm256_add_epi8(value, _mm256_set1_epi8((char)top));
 }
@@ -58,12 +62,17 @@ DS4_INLINE __m256i signs_and_scales(__m256i tails, uint8_t *signs) {
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(scales, scales), 0x88);
 }
 
-DS4_INLINE void load_iq2_xxs(const uint8_t *d, const uint8_t *codes, super_block *s) {
+/* The signs of the 64 bytes of codes of a block, and the scales. */
+DS4_INLINE __m256i iq2_xxs_tails(const uint8_t *codes, uint8_t *signs) {
     __m256 v0 = _mm256_castsi256_ps(load32(codes)), v1 = _mm256_castsi256_ps(load32(codes + 32));
     __m256i tails = _mm256_castps_si256(_mm256_shuffle_ps(v0, v1, 0xdd));
     tails = _mm256_permute4x64_epi64(tails, 0xd8); /* the second dword of each of eight pairs */
+    return signs_and_scales(tails, signs);
+}
+
+DS4_INLINE void load_iq2_xxs(const uint8_t *d, const uint8_t *codes, super_block *s) {
     uint8_t signs[32];
-    __m256i scales = signs_and_scales(tails, signs);
+    __m256i scales = iq2_xxs_tails(codes, signs);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         const uint8_t *index = codes + 8 * i;
@@ -82,16 +91,21 @@ DS4_INLINE __m256i nibble_scales(const uint8_t *p) {
     return _mm256_cvtepu8_epi16(_mm_unpacklo_epi64(even, odd));
 }
 
-DS4_INLINE void load_iq2_xs(const uint8_t *d, const uint8_t *scales, const uint8_t *codes,
-                            super_block *s) {
+/* The entries of the 64 bytes of codes of a block, and the signs. */
+DS4_INLINE void iq2_xs_places(const uint8_t *codes, uint16_t *index, uint8_t *signs) {
     __m256i c0 = load32(codes), c1 = load32(codes + 32);
-    uint16_t index[32];
-    uint8_t signs[32];
     __m256i seven = _mm256_packus_epi16(_mm256_srli_epi16(c0, 9), _mm256_srli_epi16(c1, 9));
     seven = complete_signs(_mm256_permute4x64_epi64(seven, 0xd8));
     _mm256_storeu_si256((__m256i *)signs, seven);
     _mm256_storeu_si256((__m256i *)index, _mm256_and_si256(c0, _mm256_set1_epi16(511)));
     _mm256_storeu_si256((__m256i *)index + 1, _mm256_and_si256(c1, _mm256_set1_epi16(511)));
+}
+
+DS4_INLINE void load_iq2_xs(const uint8_t *d, const uint8_t *scales, const uint8_t *codes,
+                            super_block *s) {
+    uint16_t index[32];
+    uint8_t signs[32];
+    iq2_xs_places(codes, index, signs);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         const uint16_t *j = index + 4 * i;
