@@ -46,6 +46,9 @@ typedef struct {
     uint32_t number[DS4_POOL_MAX_TASKS]; /* of the section that last wrote here */
     _Atomic uint32_t wrong;
     int threads;
+    struct {
+        int in_task, waited; /* of one thread, and nobody else's */
+    } thread[DS4_POOL_MAX_THREADS];
 } state;
 
 static uint32_t draw(uint32_t *seed) {
@@ -74,18 +77,27 @@ static ds4_pool_section advance(void *context, int thread) {
 static void task(void *context, uint32_t first, uint32_t count, int thread) {
     state *s = context;
     if (!count || first + count > s->tasks || thread < 0 || thread >= s->threads) s->wrong++;
+    s->thread[thread].in_task = 1;
     for (uint32_t i = first; i < first + count; i++) {
         s->runs[i]++;
         s->number[i] = s->section;
         if ((i + s->section) % 97 == 0) linger(s->section % 7 == 0 ? 300000 : 3000);
     }
+    s->thread[thread].in_task = 0;
+}
+
+/* A thread that waits is in no task, and has nothing left to do after some turns. */
+static int meanwhile(void *context, int thread) {
+    state *s = context;
+    if (thread < 0 || thread >= s->threads || s->thread[thread].in_task) s->wrong++;
+    return ++s->thread[thread].waited % 50 != 0;
 }
 
 int main(int count, char **argument) {
     state *s = calloc(1, sizeof *s);
     s->threads = count > 1 ? atoi(argument[1]) : 2;
     s->seed = (uint32_t)s->threads;
-    ds4_pool *pool = ds4_pool_open(s->threads, &(ds4_pool_job){advance, task, s, s, 64});
+    ds4_pool *pool = ds4_pool_open(s->threads, &(ds4_pool_job){advance, task, s, s, 64, meanwhile});
     if (!pool) return 2;
     for (int jobs = count > 2 ? atoi(argument[2]) : 1; jobs > 0; jobs--) ds4_pool_run(pool);
     ds4_pool_close(pool);

@@ -124,6 +124,13 @@ typedef struct {
     uint64_t units;
 } ds4_row_plan;
 
+/* What a thread asks for while it waits (exec_ahead.c); on a line of its own. */
+typedef struct {
+    _Alignas(64) const char *at;
+    const char *end;
+    int32_t stage; /* in which it last had a task */
+} ds4_ahead;
+
 /* How the current attention is cut: whole tiles, or parts of them and then a round that folds. */
 typedef enum { DS4_SPLIT_WHOLE = 0, DS4_SPLIT_PARTS = 1, DS4_SPLIT_FOLD = 2 } ds4_split;
 
@@ -207,6 +214,8 @@ struct ds4_engine {
     int is_short;              /* all of the section is one task */
     ds4_part *row_parts;       /* of all matmuls, cut for a single row */
     ds4_row_plan *row_plans;   /* per section */
+    const char **next_weights; /* per section and thread: its share of the next matrices */
+    ds4_ahead *ahead;          /* per thread */
     ds4_expert_tile *expert_tiles;
     uint32_t n_expert_tiles, *expert_columns, *expert_starts;
     ds4_rewind *rewinds;       /* per bank, where state runs along */
@@ -305,6 +314,10 @@ void ds4_run_experts(ds4_engine *e, uint64_t unit, int thread);
 void ds4_plan_matmuls(ds4_engine *e);
 uint64_t ds4_prepare_matmul(ds4_engine *e);
 void ds4_run_matmul(ds4_engine *e, uint64_t unit, int thread);
+/* exec_ahead.c: after the cuts; before a thread's tasks; while it waits. */
+void ds4_plan_ahead(ds4_engine *e);
+void ds4_note_section(ds4_engine *e, int thread);
+int ds4_ask_ahead(void *context, int thread);
 /* exec_attend.c */
 uint64_t ds4_prepare_attend(ds4_engine *e);
 void ds4_run_attend(ds4_engine *e, uint64_t unit, int thread);

@@ -154,14 +154,17 @@ static int take_step_buffers(ds4_engine *e) {
     e->bank_stamp = ds4_take(e, c->banks * sizeof *e->bank_stamp, "step buffers");
     e->row_parts = ds4_take(e, h->n_ops * sizeof *e->row_parts, "cuts of matrices");
     e->row_plans = ds4_take(e, h->n_sections * sizeof *e->row_plans, "cuts of matrices");
+    e->next_weights = ds4_take(e, (uint64_t)h->n_sections * c->threads * sizeof *e->next_weights,
+                               "shares of matrices");
+    e->ahead = ds4_take(e, c->threads * sizeof *e->ahead, "shares of matrices");
     ds4_profile *p = &e->profile;
     p->stride = (h->n_sections + 2 + 3) / 4 * 4;
     p->started = ds4_take(e, (h->n_sections + 3) * sizeof *p->started, "profile");
     p->sums = ds4_take(e, (h->n_sections + 2) * sizeof *p->sums, "profile");
     p->spent = ds4_take(e, c->threads * p->stride * sizeof *p->spent, "profile");
     return e->scratch[0] && e->scratch[1] && e->slices && e->tokens && e->positions && e->banks &&
-                   e->row_parts && e->row_plans && e->tiles && e->output_rows && e->samplings &&
-                   e->sampled && e->bank_stamp && p->started && p->sums && p->spent
+                   e->row_parts && e->row_plans && e->next_weights && e->ahead && e->tiles &&
+                   e->output_rows && e->samplings && e->sampled && e->bank_stamp && p->started && p->sums && p->spent
                ? 0
                : -1;
 }

@@ -182,6 +182,7 @@ static int open_engine(ds4_engine *e) {
     if (load_kernels(e) || load_vectors(e) || load_window_biases(e) || load_ropes(e) || ds4_take_memory(e))
         return -1;
     ds4_plan_matmuls(e);
+    ds4_plan_ahead(e);
     e->pool = ds4_open_pool(e);
     return e->pool ? 0 : ds4_fail(e, "cannot start %u threads", c->threads);
 }

@@ -218,6 +218,7 @@ static void run_tasks(void *context, uint32_t first, uint32_t count, int thread)
     ds4_engine *e = context;
     uint64_t unit = first * e->units_per_task, end = (first + count) * e->units_per_task;
     if (end > e->units) end = e->units;
+    ds4_note_section(e, thread);
     uint64_t started = e->profile.enabled ? ds4_ticks() : 0;
     for (; unit < end; unit++) e->run(e, unit, thread);
     if (!e->profile.enabled) return;
@@ -270,6 +271,7 @@ ds4_pool *ds4_open_pool(ds4_engine *e) {
     return ds4_pool_open((int)e->config.threads, &(ds4_pool_job){
         .advance = next_section,
         .task = run_tasks,
+        .meanwhile = ds4_ask_ahead,
         .context = e,
         .notes = &e->section,
         .notes_bytes = offsetof(ds4_engine, cut_parts) - offsetof(ds4_engine, section),

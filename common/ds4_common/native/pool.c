@@ -239,13 +239,17 @@ static uint64_t wait_for_news(ds4_pool *pool, uint64_t section, int thread, int 
     uint64_t news = 0;
     int alone = published || atomic_load_explicit(&pool->sleepers, memory_order_relaxed);
     int look = alone ? 0 : PATIENCE;
+    int more = pool->job.meanwhile && pool->spin == SPIN; /* crowded threads get off their cores */
     for (int i = 0; i < pool->spin; i++) {
         if (atomic_load_explicit(&pool->section, memory_order_acquire) != section) return 0;
         if (i >= look) {
             if ((news = advance(pool, section, thread))) return news;
             if (!alone) look *= 2;
         }
-        relax();
+        if (more)
+            more = pool->job.meanwhile(pool->job.context, thread);
+        else
+            relax();
     }
     atomic_fetch_add(&pool->sleepers, 1);
     const int sure = barrier_of_sleeper(pool);

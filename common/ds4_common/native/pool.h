@@ -31,6 +31,8 @@ typedef struct {
     void *context;
     const void *notes; /* what advance writes and tasks read first: fetched by all who begin */
     uint32_t notes_bytes;
+    /* A little of what a thread may do while it waits; returns whether there is more. Or NULL. */
+    int (*meanwhile)(void *context, int thread);
 } ds4_pool_job;
 
 /* threads >= 1, the caller of ds4_pool_run included. NULL when threads cannot be started. */
