@@ -118,13 +118,13 @@ DS4_INLINE __m256 e8m0_halves(__m256i e) {
 
 /* Unsigned E4M3, halved, as ds4_ue4m3_half. */
 DS4_INLINE __m256 ue4m3_halves(__m256i x) {
-    const __m256i seven = _mm256_set1_epi32(0x7f);
-    x = _mm256_and_si256(x, seven);
+    const __m256i nan = _mm256_cmpeq_epi32(x, _mm256_set1_epi32(0x7f)); /* with bit 7 it is a number */
+    x = _mm256_and_si256(x, _mm256_set1_epi32(0x7f));
     __m256i normal = _mm256_slli_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(119 << 3)), 20);
     __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(0x1p-10f));
     __m256i is_tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), x);
     __m256 v = _mm256_blendv_ps(_mm256_castsi256_ps(normal), tiny, _mm256_castsi256_ps(is_tiny));
-    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x, seven)), v);
+    return _mm256_andnot_ps(_mm256_castsi256_ps(nan), v);
 }
 
 /* The block scales at the same offset of eight rows' blocks. `half`: which sixteen, for NVFP4. */
