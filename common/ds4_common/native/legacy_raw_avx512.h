@@ -9,19 +9,6 @@
 #include "avx512.h"
 #include "legacy_unpack_avx2.h"
 
-/* How far unpacked values lie above the true ones: 2^shift; -1: not at all. */
-DS4_INLINE int shift_of(uint32_t type) {
-    switch (type) {
-    case DS4_Q4_0: return 3;
-    case DS4_Q8_0:
-    case DS4_IQ4_NL: return 7;
-    case DS4_Q1_0: return 0;
-    case DS4_Q4_1:
-    case DS4_Q5_1: return -1;
-    default: return 4; /* Q5_0, MXFP4, NVFP4 */
-    }
-}
-
 /* ---- dwords of sixteen rows ------------------------------------------------------------------ */
 
 DS4_INLINE __m128i load16(const uint8_t *p) {

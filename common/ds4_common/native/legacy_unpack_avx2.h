@@ -40,6 +40,19 @@ DS4_INLINE int is_signed(uint32_t type) {
            type == DS4_Q1_0;
 }
 
+/* How far unpacked values lie above the true ones: 2^shift; -1: not at all. */
+DS4_INLINE int shift_of(uint32_t type) {
+    switch (type) {
+    case DS4_Q4_0: return 3;
+    case DS4_Q8_0:
+    case DS4_IQ4_NL: return 7;
+    case DS4_Q1_0: return 0;
+    case DS4_Q4_1:
+    case DS4_Q5_1: return -1;
+    default: return 4; /* Q5_0, MXFP4, NVFP4 */
+    }
+}
+
 /* ---- X8: vectors of a group ------------------------------------------------------------------ */
 
 /* Steps j (weights 4j..4j+3) and 4+j (16+4j..) of a nibble group, as unsigned bytes. */

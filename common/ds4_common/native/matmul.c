@@ -112,7 +112,11 @@ static ds4_matmul_fn avx2_kernel(const ds4_quant *quant, uint32_t layout) {
 
 /* Kernels of an instruction set where it has one; they hand rectangles that do not suit them on. */
 static ds4_matmul_fn avxvnni_kernel(const ds4_quant *quant, uint32_t layout) {
-    return avx2_kernel(quant, layout);
+    ds4_matmul_fn kernel = NULL;
+#if !defined(DS4_NO_AVXVNNI)
+    if (quant->act == DS4_ACT_Q8_32) kernel = ds4_matmul_avxvnni_legacy(quant->type, layout);
+#endif
+    return kernel ? kernel : avx2_kernel(quant, layout);
 }
 
 static ds4_matmul_fn avx512_kernel(const ds4_quant *quant, uint32_t layout) {

@@ -204,6 +204,8 @@ ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx2_iq2(uint32_t type, uint32_t layout); /* few columns of IQ2_XXS and IQ2_XS */
 ds4_matmul_fn ds4_matmul_avx2_super_many(uint32_t type, uint32_t layout); /* several columns */
 ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avxvnni_legacy(uint32_t type, uint32_t layout);
+ds4_matmul_fn ds4_matmul_avxvnni_many(uint32_t type, uint32_t layout); /* blocks of 32 */
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_blocks(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_many(uint32_t type, uint32_t layout); /* blocks of 32 */

@@ -1,0 +1,151 @@
+/* Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 in the X8 layout, AVX-VNNI: up to eight columns.
+ *
+ * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. Two groups of eight rows,
+ * two runs of memory that are asked for ahead, share what is read of a column; one column is fastest along
+ * one run. Weights are unpacked in registers and meet four columns at a time: unpacking a block again for
+ * the others costs less than keeping it.
+ */
+#if defined(__AVXVNNI__)
+#include "kernel_list.h"
+#include "legacy_avxvnni.h"
+
+#define MOST 8 /* columns; more are faster with matmul_many_avxvnni.c */
+#define FOUR 4 /* columns whose sums fit the registers */
+
+/* Columns, whose planes lie behind their quants. */
+typedef struct {
+    const char *x; /* quants of the first one */
+    size_t stride; /* from column to column */
+    size_t d_at, s_at, sum_at;
+} columns;
+
+/* Where the integer sums of a block begin: takes off what the moved-up weights give too much. */
+DS4_INLINE ints start_of(uint32_t type, const char *sum) {
+    return shift_of(type) < 0 ? no_ints()
+                              : _mm256_set1_epi32(-(int)(ds4_load_u32(sum) << shift_of(type)));
+}
+
+/* Adds a step's weights times those of n columns. */
+DS4_INLINE void add_step(const int groups, const int n, const ints *w, const char *x, size_t stride,
+                         ints (*isum)[2]) {
+#pragma GCC unroll 4
+    for (int c = 0; c < n; c++) {
+        const ints b = held(all_dwords(x + (size_t)c * stride));
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++) isum[c][g] = dot4(isum[c][g], w[g], b);
+    }
+}
+
+/* Adds block i of one or two groups times those of n columns. */
+DS4_INLINE void add_block(uint32_t type, const int groups, const int n, const uint8_t *const *group,
+                          const columns *from, int64_t i, floats (*acc)[2]) {
+    const char *x = from->x + 32 * i, *d_at = from->x + from->d_at + 4 * i;
+    const char *s_at = from->x + from->s_at + 4 * i, *sum_at = from->x + from->sum_at + 4 * i;
+    ints isum[FOUR][2];
+#pragma GCC unroll 4
+    for (int c = 0; c < n; c++)
+        isum[c][0] = isum[c][1] = start_of(type, sum_at + (size_t)c * from->stride);
+#pragma GCC unroll 8
+    for (int j = 0; j < (type == DS4_Q8_0 ? 8 : 4); j++) {
+        ints low[2], high[2];
+        in_order();
+#pragma GCC unroll 2
+        for (int g = 0; g < groups; g++)
+            if (type == DS4_Q8_0)
+                low[g] = moved_up(load32(group[g] + 16 + 32 * j));
+            else
+                x8_steps(type, group[g], j, low + g, high + g);
+        add_step(groups, n, low, x + 4 * j, from->stride, isum);
+        if (type != DS4_Q8_0) add_step(groups, n, high, x + 16 + 4 * j, from->stride, isum);
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < groups; g++) {
+        const floats d = load_half8(group[g]);
+#pragma GCC unroll 4
+        for (int c = 0; c < n; c++) {
+            const floats scale = product(d, all_floats(d_at + (size_t)c * from->stride));
+            acc[c][g] = add_product(scale, to_floats(isum[c][g]), acc[c][g]);
+            if (has_min(type))
+                acc[c][g] = add_product(load_half8(group[g] + 16),
+                                        all_floats(s_at + (size_t)c * from->stride), acc[c][g]);
+        }
+    }
+}
+
+/* Eight or sixteen rows, whose blocks are at `a` and `b`, against n columns. */
+DS4_INLINE void rows(uint32_t type, const int groups, const int n, const uint8_t *a,
+                     const uint8_t *b, int64_t blocks, const columns *from, float *y, int64_t ldy,
+                     const mask *there) {
+    const int bytes = DS4_X8_ROWS * block_bytes_of(type);
+    floats acc[MOST][2];
+    for (int c = 0; c < n; c++) acc[c][0] = acc[c][1] = no_floats();
+    group_stream next = stream_ahead(a, groups, blocks, bytes);
+    for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
+        const uint8_t *const group[2] = {a, b};
+        columns four = *from;
+        ask_part(&next, groups, blocks, bytes, 0, 1);
+        step_ahead(&next, groups, blocks, bytes);
+#pragma GCC unroll 2
+        for (int c = 0; c < n; c += FOUR, four.x += FOUR * four.stride)
+            add_block(type, groups, n - c < FOUR ? n - c : FOUR, group, &four, i, acc + c);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < n; c++)
+        for (int g = 0; g < groups; g++) store_there(y + c * ldy + 8 * g, there[g], acc[c][g]);
+}
+
+DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t row0, int64_t row1,
+                          const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    if (!x8 && n == 1) {
+        ds4_matmul_avx2_legacy(type, w->layout)(w, row0, row1, acts, act_stride, n, y, ldy);
+        return;
+    }
+    if (!x8 || n > MOST) {
+        ds4_matmul_avxvnni_many(type, w->layout)(w, row0, row1, acts, act_stride, n, y, ldy);
+        return;
+    }
+    const int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks);
+    const size_t d_at = ds4_round64((size_t)w->cols), plane = 4 * (size_t)blocks;
+    const columns from = {acts, act_stride, d_at, d_at + plane, d_at + 2 * plane};
+    const mask all = first_rows(8);
+    const uint8_t *a = (const uint8_t *)w->data + row0 * row_bytes;
+    if (n == 1) {
+        for (int64_t r = row0; r < row1; r += 8, a += 8 * row_bytes)
+            rows(type, 1, 1, a, a, blocks, &from, y + r, ldy, &all);
+        return;
+    }
+    for (int64_t r = row0; r < row1; r += 16, a += 16 * row_bytes) {
+        const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
+        const mask there[2] = {all, first_rows(row1 - r - 8)};
+        switch (n) { /* a constant column count keeps the sums in registers */
+        case 2: rows(type, 2, 2, a, b, blocks, &from, y + r, ldy, there); break;
+        case 3: rows(type, 2, 3, a, b, blocks, &from, y + r, ldy, there); break;
+        case 4: rows(type, 2, 4, a, b, blocks, &from, y + r, ldy, there); break;
+        case 5: rows(type, 2, 5, a, b, blocks, &from, y + r, ldy, there); break;
+        case 6: rows(type, 2, 6, a, b, blocks, &from, y + r, ldy, there); break;
+        case 7: rows(type, 2, 7, a, b, blocks, &from, y + r, ldy, there); break;
+        default: rows(type, 2, 8, a, b, blocks, &from, y + r, ldy, there);
+        }
+    }
+}
+
+#define KERNELS(each)                                                                              \
+    each(q4_0_raw, DS4_Q4_0, 0)                                                                    \
+    each(q4_1_raw, DS4_Q4_1, 0)                                                                    \
+    each(q5_0_raw, DS4_Q5_0, 0)                                                                    \
+    each(q5_1_raw, DS4_Q5_1, 0)                                                                    \
+    each(q8_0_raw, DS4_Q8_0, 0)                                                                    \
+    each(q1_0_raw, DS4_Q1_0, 0)                                                                    \
+    each(iq4_nl_raw, DS4_IQ4_NL, 0)                                                                \
+    each(mxfp4_raw, DS4_MXFP4, 0)                                                                  \
+    each(q4_0_x8, DS4_Q4_0, 1)                                                                     \
+    each(q4_1_x8, DS4_Q4_1, 1)                                                                     \
+    each(q5_0_x8, DS4_Q5_0, 1)                                                                     \
+    each(q5_1_x8, DS4_Q5_1, 1)                                                                     \
+    each(q8_0_x8, DS4_Q8_0, 1)
+
+/* NULL where the AVX2 kernel serves. */
+DS4_KERNELS(ds4_matmul_avxvnni_legacy, KERNELS, layout == DS4_LAYOUT_X8)
+#else
+typedef int ds4_matmul_legacy_avxvnni_is_for_x86;
+#endif
