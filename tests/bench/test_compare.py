@@ -19,7 +19,8 @@ echo "$@" >> {log}
 case "$*" in
 *-npl*) echo 'noise'; echo '{{"pl": 4, "speed_tg": 8.0}}'; echo '{{"pl": 8, "speed_tg": 16.0}}' ;;
 *"-d 96"*) echo '{{"n_prompt": 0, "avg_ts": 0.5}}' ;;
-*) echo '{{"n_prompt": 512, "avg_ts": 2.0}}'; echo '{{"n_prompt": 0, "avg_ts": 1.0}}' ;;
+*) echo '{{"n_prompt": 512, "avg_ts": 2.0}}'; echo '{{"n_prompt": 600, "avg_ts": 3.0}}'
+   echo '{{"n_prompt": 0, "avg_ts": 1.0}}' ;;
 esac
 """
 
@@ -43,6 +44,7 @@ def test_both_are_measured_in_turn_and_stand_in_one_row(
         compare.Peer(program, program),
         1,
         2,
+        [512, 600],
         96,
         2,
         lambda: 1e9,
@@ -50,7 +52,8 @@ def test_both_are_measured_in_turn_and_stand_in_one_row(
     )
     found = {row.name: row for row in rows}
     expected = {
-        "prompt": 2.0,
+        "prompt 512": 2.0,
+        "prompt 600": 3.0,
         "decode": 1.0,
         "decode at depth 96": 0.5,
         "cost of 1000 positions before a token": 1e9 / 96,  # a second more after 96 positions
@@ -69,7 +72,7 @@ def test_both_are_measured_in_turn_and_stand_in_one_row(
 
 def test_without_a_peer_our_figures_stand_alone() -> None:
     assert (
-        compare.Peer().rates(Path("x"), 1, 1)
+        compare.Peer().rates(Path("x"), 1, 1, [512])
         == compare.Peer().deep(Path("x"), 1, 1, 96)
         == compare.Peer().together(Path("x"), 1, 1, (4,))
         == {}
@@ -79,7 +82,7 @@ def test_without_a_peer_our_figures_stand_alone() -> None:
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexit 3\n", "#!/bin/sh\necho no figures\n"])
 def test_a_peer_without_figures_is_an_error_with_its_command(tmp_path: Path, text: str) -> None:
     with pytest.raises(Ds4Error, match=r"peer: .*-p 512 -n 2.* 0 figures.*run it by hand"):
-        compare.Peer(peer(tmp_path, text)).rates(tmp_path / "m.gguf", 2, 2)
+        compare.Peer(peer(tmp_path, text)).rates(tmp_path / "m.gguf", 2, 2, [512])
 
 
 def test_an_unknown_type_is_refused_before_anything_is_made() -> None:
@@ -90,6 +93,7 @@ def test_an_unknown_type_is_refused_before_anything_is_made() -> None:
             compare.Peer(),
             1,
             1,
+            [512],
             0,
             1,
             lambda: 1.0,
@@ -108,7 +112,16 @@ def test_a_slope_is_what_positions_add_to_a_token() -> None:
 def test_a_depth_within_the_short_context_is_refused() -> None:
     with pytest.raises(Ds4Error, match="--depth: got 16, expected 0 or more than 16"):
         compare.measure(
-            ["Q8_0"], Path("none"), compare.Peer(), 1, 1, 16, 1, lambda: 1.0, list[Row]().extend
+            ["Q8_0"],
+            Path("none"),
+            compare.Peer(),
+            1,
+            1,
+            [512],
+            16,
+            1,
+            lambda: 1.0,
+            list[Row]().extend,
         )
 
 

@@ -234,6 +234,7 @@ def run_compare(options: argparse.Namespace) -> list[Row]:
         compare.Peer(options.peer_single, options.peer_batched),
         _threads(options),
         options.steps,
+        options.prompt,
         options.depth,
         options.runs,
         bandwidth,

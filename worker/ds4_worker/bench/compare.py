@@ -27,7 +27,7 @@ from ds4_worker.bench.report import Row, summarise
 from ds4_worker.executor.api import ExecutorConfig, Slice
 from ds4_worker.executor.cpu import CpuExecutor
 
-PROMPT, SHORT = 512, 16  # tokens of a prompt; before a decode of ours, of the peer's none
+SHORT = 16  # tokens before a decode of ours, of the peer's none
 DECODE = "decode"
 TYPES = ("Q8_0", "Q4_K_M", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "IQ2_XXS")
 DENSE, EXPERTS = synthetic.SHAPES["dense-1b"], synthetic.SHAPES["moe-4b"]
@@ -59,16 +59,19 @@ class Peer:
     single: str = ""
     batched: str = ""
 
-    def rates(self, path: Path, threads: int, steps: int) -> dict[str, float]:
-        """Tokens per second of one prompt and one decode."""
+    def rates(
+        self, path: Path, threads: int, steps: int, prompts: Sequence[int]
+    ) -> dict[str, float]:
+        """Tokens per second of a prompt of each length and of one decode."""
         if not self.single:
             return {}
         found = {}
         for item in self._run(
-            self.single, "-m", str(path), "-t", str(threads), "-p", str(PROMPT), "-n", str(steps),
-            "-r", "1", "-o", "jsonl",
+            self.single, "-m", str(path), "-t", str(threads), "-p", ",".join(map(str, prompts)),
+            "-n", str(steps), "-r", "1", "-o", "jsonl",
         ):  # fmt: skip
-            found["prompt" if item["n_prompt"] else DECODE] = float(item["avg_ts"])
+            length = int(item["n_prompt"])
+            found[_of(length) if length else DECODE] = float(item["avg_ts"])
         return found
 
     def deep(self, path: Path, threads: int, steps: int, depth: int) -> dict[str, float]:
@@ -106,6 +109,10 @@ class Peer:
         return (json.loads(line) for line in lines)
 
 
+def _of(length: int) -> str:
+    return f"prompt {length}"
+
+
 def _at(depth: int) -> str:
     return f"{DECODE} at depth {depth}"
 
@@ -124,11 +131,14 @@ def _decode(executor: CpuExecutor, banks: Sequence[int], steps: int, depth: int 
     return steps * len(banks) / (time.perf_counter() - start)
 
 
-def _prompt(executor: CpuExecutor) -> float:
-    tokens = [7 * i % executor.vocabulary for i in range(PROMPT)]
-    start = time.perf_counter()
-    executor.step([Slice(0, 0, tokens, speed.GREEDY)])
-    return PROMPT / (time.perf_counter() - start)
+def _prompt(executor: CpuExecutor, length: int) -> float:
+    tokens = [7 * i % executor.vocabulary for i in range(length)]
+    chunk, start = executor.config.batch_tokens, time.perf_counter()
+    for first in range(0, length, chunk):
+        part = tokens[first : first + chunk]
+        wanted = speed.GREEDY if first + len(part) == length else None
+        executor.step([Slice(0, first, part, wanted)])
+    return length / (time.perf_counter() - start)
 
 
 @dataclass(slots=True)
@@ -163,7 +173,7 @@ def _slope_row(name: str, samples: _Samples, depth: int) -> Row:
 def _rows(name: str, samples: _Samples, depth: int) -> Iterator[Row]:
     for what, rates in samples.ours.items():
         peer = samples.peer.get(what)
-        goal = GOALS.get(what, GOALS["streams"])
+        goal = next(goal for word, goal in GOALS.items() if word in what)
         wanted = f">= {goal:.2f}" if peer and what != _at(depth) else ""
         yield summarise(
             f"{name}: {what}",
@@ -192,6 +202,7 @@ def _measure_model(
     threads: int,
     steps: int,
     streams: Sequence[int],
+    prompts: Sequence[int],
     depth: int,
     runs: int,
     bandwidth: Callable[[], float],
@@ -200,7 +211,7 @@ def _measure_model(
     config = ExecutorConfig(
         threads=threads,
         banks=len(short) + 1,
-        context_tokens=max(PROMPT + SHORT, depth) + steps,
+        context_tokens=max(*prompts, SHORT, depth) + steps,
     )
     samples = _Samples()
     with (
@@ -214,12 +225,13 @@ def _measure_model(
         speed.fill(executor, deep, depth)
         for _ in range(runs):
             samples.limits.append(bandwidth() / model.work.bytes_per_token)
-            ours = {"prompt": _prompt(executor), DECODE: _decode(executor, short[:1], steps)}
+            ours = {_of(length): _prompt(executor, length) for length in prompts}
+            ours[DECODE] = _decode(executor, short[:1], steps)
             if depth:
                 ours[_at(depth)] = _decode(executor, [deep], steps, depth)
             ours |= {f"{n} streams": _decode(executor, short[:n], steps) for n in streams}
             samples.add(samples.ours, ours)
-            samples.add(samples.peer, peer.rates(path, threads, steps))
+            samples.add(samples.peer, peer.rates(path, threads, steps, prompts))
             samples.add(samples.peer, peer.deep(path, threads, steps, depth))
             samples.add(samples.peer, peer.together(path, threads, steps, streams))
     return list(_rows(name, samples, depth))
@@ -231,6 +243,7 @@ def measure(
     peer: Peer,
     threads: int,
     steps: int,
+    prompts: Sequence[int],
     depth: int,
     runs: int,
     bandwidth: Callable[[], float],
@@ -247,4 +260,8 @@ def measure(
         with tempfile.TemporaryDirectory(prefix="ds4-bench-") as folder:
             path = Path(folder) / f"{name}.gguf"
             synthetic.write(path, *_model(name), words)
-            tell(_measure_model(name, path, peer, threads, steps, (4, 8), depth, runs, bandwidth))
+            tell(
+                _measure_model(
+                    name, path, peer, threads, steps, (4, 8), prompts, depth, runs, bandwidth
+                )
+            )

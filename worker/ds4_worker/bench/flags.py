@@ -95,6 +95,12 @@ def build_parser(measurements: Mapping[str, str]) -> argparse.ArgumentParser:
         help="compare: the types to make models of (default: %(default)s)",
     )
     parser.add_argument(
+        "--prompt",
+        type=_depths,
+        default="512",
+        help="compare: tokens of prompts, like 512,4096 (default %(default)s)",
+    )
+    parser.add_argument(
         "--depth",
         type=int,
         default=4096,
