@@ -80,10 +80,10 @@ DS4_INLINE void add_step(const int columns, __m512i w, const char *const *x, int
         isum[c] = _mm512_dpbusd_epi32(isum[c], w, broadcast4_16(x[c] + 32 * b + 4 * step));
 }
 
-DS4_INLINE __m512i remove_offset16(uint32_t type, __m512i isum, const int32_t *sum) {
-    if (has_min(type)) return isum;
-    __m512i offset = _mm512_slli_epi32(_mm512_set1_epi32(*sum), (unsigned)offset_bits(type));
-    return _mm512_sub_epi32(isum, offset);
+/* Where the integer sums of a block begin: takes off what the moved-up weights give too much. */
+DS4_INLINE __m512i start16(uint32_t type, const char *sum) {
+    if (has_min(type)) return _mm512_setzero_si512();
+    return _mm512_set1_epi32(-(int)(ds4_load_u32(sum) << offset_bits(type)));
 }
 
 /* Sixteen rows, whose blocks are at `a` and `b`, against `columns` columns. */
@@ -101,7 +101,9 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
     group_stream next = stream_ahead(a, 2, blocks, bytes);
     for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
         __m512i isum[COLUMNS];
-        for (int c = 0; c < columns; c++) isum[c] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c++)
+            isum[c] = start16(type, x[c] + d_at + 2 * plane + 4 * i);
         ask_part(&next, 2, blocks, bytes, 0, 1);
         step_ahead(&next, 2, blocks, bytes);
         if (type == DS4_Q8_0) {
@@ -124,10 +126,8 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
 #pragma GCC unroll 8
         for (int c = 0; c < columns; c++) {
             const float *dx = (const float *)(const void *)(x[c] + d_at) + i;
-            const char *sums = x[c] + d_at + 2 * plane;
-            __m512i whole = remove_offset16(type, isum[c], (const int32_t *)(const void *)sums + i);
             acc[c] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(*dx)),
-                                     _mm512_cvtepi32_ps(whole), acc[c]);
+                                     _mm512_cvtepi32_ps(isum[c]), acc[c]);
             if (has_min(type))
                 acc[c] = _mm512_fmadd_ps(m, _mm512_set1_ps(dx[blocks]), acc[c]);
         }

@@ -94,10 +94,73 @@ DS4_INLINE void rows(uint32_t type, const int groups, const int n, const uint8_t
         for (int g = 0; g < groups; g++) store_there(y + c * ldy + 8 * g, there[g], acc[c][g]);
 }
 
+/* ---- raw blocks, one column ------------------------------------------------------------------ */
+
+/* Sum of the first sixteen of a block of activations. */
+DS4_INLINE int32_t first_half(const int8_t *x) {
+    __m128i v = _mm_dpbusd_avx_epi32(_mm_setzero_si128(), _mm_set1_epi8(1),
+                                     _mm_loadu_si128((const __m128i *)(const void *)x));
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+
+/* Eight rows, whose lanes of integer sums meet at the end of a block. */
+DS4_INLINE floats raw_rows8(uint32_t type, const uint8_t *const *row, int64_t blocks,
+                            const void *act) {
+    const ds4_act32 x = ds4_act32_view(act, 32 * blocks);
+    const int shift = shift_of(type);
+    floats acc = no_floats();
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = raw_at(type, b);
+        const int part = (int)(b % parts_of(type));
+        const ints xq = load32(x.q + 32 * b);
+        ints start = no_ints(), p[8]; /* what a row's lanes add up to begins there */
+        if (type == DS4_NVFP4) {
+            const int32_t half = first_half(x.q + 32 * b);
+            start = _mm256_setr_epi32(-(half * 16), 0, 0, 0, (half - x.sum[b]) * 16, 0, 0, 0);
+        } else if (shift >= 0) {
+            const uint32_t sum = (uint32_t)x.sum[b];
+            start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(-(int)(sum << shift)));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < 8; r++) {
+            _mm_prefetch((const char *)row[r] + at + 512, _MM_HINT_T1);
+            p[r] = dot4(start, moved_values(type, row[r] + at, part), xq);
+        }
+        if (type == DS4_NVFP4) { /* two scales: the lanes of the sums stay apart */
+            ints sums[2];
+            sum_lanes4(p, sums);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                const floats d = raw_scales(type, row, at, 2 * part + half);
+                acc = add_product(product(d, all_floats(x.d + b)), to_floats(sums[half]), acc);
+            }
+            continue;
+        }
+        const floats d = product(raw_scales(type, row, at, 0), all_floats(x.d + b));
+        acc = add_product(d, to_floats(sum_lanes8(p)), acc);
+        if (has_min(type)) acc = add_product(raw_halves(row, at + 2), all_floats(x.s + b), acc);
+    }
+    return acc;
+}
+
+DS4_INLINE void raw_column(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
+                           const void *act, float *y) {
+    const int64_t blocks = w->cols / 32, row_bytes = raw_at(type, blocks);
+    for (int64_t r = row0; r < row1; r += 8) {
+        const uint8_t *row[8];
+        raw_rows(w, r, row1, row_bytes, row);
+        store_there(y + r, first_rows(row1 - r), raw_rows8(type, row, blocks, act));
+    }
+}
+
+/* ---- rectangles ------------------------------------------------------------------------------ */
+
 DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t row0, int64_t row1,
                           const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
-    if (!x8 && n == 1) {
-        ds4_matmul_avx2_legacy(type, w->layout)(w, row0, row1, acts, act_stride, n, y, ldy);
+    if ((!x8 && n == 1) || type == DS4_NVFP4) { /* panels hold one scale per 32 weights */
+        for (int64_t c = 0; c < n; c++)
+            raw_column(type, w, row0, row1, acts + (size_t)c * act_stride, y + c * ldy);
         return;
     }
     if (!x8 || n > MOST) {
@@ -138,6 +201,7 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     each(q1_0_raw, DS4_Q1_0, 0)                                                                    \
     each(iq4_nl_raw, DS4_IQ4_NL, 0)                                                                \
     each(mxfp4_raw, DS4_MXFP4, 0)                                                                  \
+    each(nvfp4_raw, DS4_NVFP4, 0)                                                                  \
     each(q4_0_x8, DS4_Q4_0, 1)                                                                     \
     each(q4_1_x8, DS4_Q4_1, 1)                                                                     \
     each(q5_0_x8, DS4_Q5_0, 1)                                                                     \
