@@ -1,9 +1,10 @@
-/* Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 in the X8 layout, AVX-VNNI: up to eight columns.
+/* Types whose activations come in blocks of 32, AVX-VNNI: up to eight columns of X8, one of raw blocks.
  *
  * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. Two groups of eight rows,
- * two runs of memory that are asked for ahead, share what is read of a column; one column is fastest along
- * one run. Weights are unpacked in registers and meet four columns at a time: unpacking a block again for
- * the others costs less than keeping it.
+ * two runs of memory that are asked for ahead, share what is read of a column; one column, and two of Q8_0,
+ * are fastest along one run. Weights are unpacked in registers and meet four columns at a time: unpacking a
+ * block again for the others costs less than keeping it. All else goes to matmul_many_avxvnni.c, but for
+ * NVFP4, whose columns come here one by one.
  */
 #if defined(__AVXVNNI__)
 #include "kernel_list.h"
@@ -79,12 +80,17 @@ DS4_INLINE void rows(uint32_t type, const int groups, const int n, const uint8_t
     const int bytes = DS4_X8_ROWS * block_bytes_of(type);
     floats acc[MOST][2];
     for (int c = 0; c < n; c++) acc[c][0] = acc[c][1] = no_floats();
-    group_stream next = stream_ahead(a, groups, blocks, bytes);
+    group_stream next = stream_ahead(a, 2, blocks, bytes);
     for (int64_t i = 0; i < blocks; i++, a += bytes, b += bytes) {
         const uint8_t *const group[2] = {a, b};
         columns four = *from;
-        ask_part(&next, groups, blocks, bytes, 0, 1);
-        step_ahead(&next, groups, blocks, bytes);
+        if (groups == 1) { /* one run of memory */
+            for (int line = 0; line < bytes; line += 64)
+                _mm_prefetch((const char *)a + AHEAD_FAR + line, _MM_HINT_T0);
+        } else {
+            ask_part(&next, 2, blocks, bytes, 0, 1);
+            step_ahead(&next, 2, blocks, bytes);
+        }
 #pragma GCC unroll 2
         for (int c = 0; c < n; c += FOUR, four.x += FOUR * four.stride)
             add_block(type, groups, n - c < FOUR ? n - c : FOUR, group, &four, i, acc + c);
@@ -172,9 +178,12 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     const columns from = {acts, act_stride, d_at, d_at + plane, d_at + 2 * plane};
     const mask all = first_rows(8);
     const uint8_t *a = (const uint8_t *)w->data + row0 * row_bytes;
-    if (n == 1) {
+    if (n == 1 || (n == 2 && type == DS4_Q8_0)) { /* bound by memory */
         for (int64_t r = row0; r < row1; r += 8, a += 8 * row_bytes)
-            rows(type, 1, 1, a, a, blocks, &from, y + r, ldy, &all);
+            if (n == 1)
+                rows(type, 1, 1, a, a, blocks, &from, y + r, ldy, &all);
+            else
+                rows(type, 1, 2, a, a, blocks, &from, y + r, ldy, &all);
         return;
     }
     for (int64_t r = row0; r < row1; r += 16, a += 16 * row_bytes) {
