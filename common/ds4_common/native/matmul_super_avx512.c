@@ -3,14 +3,15 @@
  *
  * Sums of sixteen products stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with
  * the sub-scale in the low half of each lane and adds: a sub-scale costs one instruction. Those two
- * multiply in int32. The two groups of eight rows are two runs of memory, asked for ahead: one run at a
- * time leaves half of a 512-bit unit idle, and then waits for it.
+ * multiply in int32. The two groups of eight rows are two runs of memory, asked for ahead. One column
+ * of the larger types waits for memory, and is fastest along one run of it: eight rows at a time.
  */
 #if defined(__AVX512F__)
 #include "avx512.h"
 #include "super_x8_avx512.h"
 
 #define COLUMNS 8 /* columns whose sums fit the registers at most */
+enum { AHEAD = 8192 }; /* bytes, of one column */
 
 DS4_INLINE int64_t most_columns(uint32_t type) { return type == DS4_Q3_K ? 4 : COLUMNS; }
 
@@ -105,12 +106,91 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *a, const
     for (int c = 0; c < columns; c++) _mm512_mask_storeu_ps(y + c * ldy, rows, acc[c]);
 }
 
+/* ---- one column: eight rows ------------------------------------------------------------------- */
+
+/* With eight rows at a time; the others take longer to unpack than their few bytes take to come. */
+DS4_INLINE int is_bound_by_memory(uint32_t type) {
+    return type == DS4_Q4_K || type == DS4_Q5_K || type == DS4_Q6_K;
+}
+
+/* x8_scale16 of one group. */
+DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
+    if (scales_per_32(type)) sub /= 2;
+    const __m256i v = scales->s[sub / 4];
+    if (x8_wide_sums(type))
+        return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * (sub % 4)), 24);
+    const int at = (int)0x80800080u | (sub % 4) << 8;
+    const __m128i pick = _mm_setr_epi32(at, at + 0x400, at + 0x800, at + 0xc00);
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(pick)), 8);
+}
+
+/* The products of one block, and lines far ahead meanwhile; order and sharing as in add_block16. */
+DS4_INLINE __m256i sums8(uint32_t type, const uint8_t *group, const x8_scales *scales,
+                         const int8_t *x) {
+    const int parts = scales_per_32(type) ? 2 : 4, steps = type == DS4_Q5_K ? 8 : 4;
+    const int turns = 64 / (parts * steps), lines = DS4_X8_ROWS * super_bytes(type) / 64 + 1;
+    __m256i isum = _mm256_setzero_si256();
+#pragma GCC unroll 16
+    for (int k = 0; k < turns; k++) {
+        const int i = k / (8 / steps) * parts, first = k % (8 / steps) * steps;
+        __m256i sub[4];
+        for (int line = lines * k / turns; line < lines * (k + 1) / turns; line++)
+            _mm_prefetch((const char *)group + AHEAD + 64 * line, _MM_HINT_T0);
+        for (int part = 0; part < parts; part++) sub[part] = _mm256_setzero_si256();
+        in_order();
+#pragma GCC unroll 8
+        for (int j = first; j < first + steps; j++)
+#pragma GCC unroll 4
+            for (int part = 0; part < parts; part++)
+                sub[part] = _mm256_dpbusd_epi32(sub[part], x8_values(type, group, i + part, j),
+                                                broadcast4(x + 32 * (i + part) + 4 * j));
+#pragma GCC unroll 4
+        for (int part = 0; part < parts; part++) {
+            const __m256i scale = x8_scale8(type, scales, 2 * (i + part) + first / 4);
+            isum = x8_wide_sums(type)
+                       ? _mm256_add_epi32(isum, _mm256_mullo_epi32(sub[part], scale))
+                       : _mm256_dpwssd_epi32(isum, sub[part], scale);
+        }
+        add_now(isum);
+    }
+    return isum;
+}
+
+DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
+    ds4_act256 x = ds4_act256_view(act, DS4_SUPER * blocks);
+    __m256 acc = _mm256_setzero_ps();
+    for (int64_t b = 0; b < blocks; b++, group += DS4_X8_ROWS * super_bytes(type)) {
+        x8_scales scales;
+        x8_load_scales(type, group, &scales);
+        __m256i isum = sums8(type, group, &scales, x.q + 256 * b), term = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            term = _mm256_dpwssd_epi32(term, x8_term(type, &scales, i),
+                                       broadcast4(x.sums + 16 * b + 2 * i));
+        const __m256 d = load_half8(group), dx = _mm256_broadcast_ss(x.d + b);
+        if (!super_has_min(type)) isum = _mm256_add_epi32(isum, term);
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
+        if (!super_has_min(type)) continue;
+        const __m256 m = _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
+        acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(term), acc);
+    }
+    return acc;
+}
+
+/* ---- rectangles ------------------------------------------------------------------------------- */
+
 DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, int64_t row1,
                              const char *acts, size_t act_stride, int64_t n, float *y,
                              int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
+    const uint8_t *data = w->data;
+    if (n == 1 && is_bound_by_memory(type)) {
+        for (int64_t r = row0; r < row1; r += 8)
+            _mm256_storeu_ps(y + r, rows8(type, data + r * row_bytes, blocks, acts));
+        return;
+    }
     for (int64_t r = row0; r < row1; r += 16) {
-        const uint8_t *a = (const uint8_t *)w->data + r * row_bytes;
+        const uint8_t *a = data + r * row_bytes;
         const uint8_t *b = r + 8 < row1 ? a + 8 * row_bytes : a; /* its sums are dropped */
         __mmask16 rows = first_of_16(row1 - r);
         for (int64_t c = 0, count; c < n; c += count) {
