@@ -132,22 +132,12 @@ DS4_INLINE __m256 add_block(uint32_t type, uint32_t layout, const int columns, c
     return _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums_of_columns(columns, isum)), acc);
 }
 
-/* Codes that come soon. */
-DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t i) {
-    const int bytes = layout == DS4_LAYOUT_RAW          ? super_bytes(type)
-                      : layout == DS4_LAYOUT_IQ2_PLANES ? ds4_plane_bytes(type)
-                                                        : 64;
-    const uint8_t *codes = (ds4_is_aligned(layout) ? p->sections.codes : p->raw) + i * bytes;
-    for (int at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
-}
-
 DS4_INLINE void row_columns(uint32_t type, uint32_t layout, const int columns, const super_places *p,
                             int64_t r, const char *acts, size_t act_stride, float *y, int64_t ldy) {
     __m256 acc = _mm256_setzero_ps();
     for (int64_t b = 0; b < p->blocks; b++) {
         iq2_block s;
-        prefetch_block(type, layout, p, r * p->blocks + b);
+        prefetch_codes(type, layout, p, r * p->blocks + b, DS4_PREFETCH_AHEAD);
         open_block(type, layout, p, r, b, &s);
         acc = add_block(type, layout, columns, &s, acts + 256 * b, acts + 256 * p->blocks + 32 * b,
                         acts + 288 * p->blocks + 4 * b, act_stride, acc);

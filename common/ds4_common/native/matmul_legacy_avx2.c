@@ -87,9 +87,8 @@ DS4_INLINE void x8_dots(uint32_t type, int columns, const uint8_t *group, const 
 }
 
 /* Every line, far ahead: left to a CPU's own prefetching one column had three quarters of the rate. */
-DS4_INLINE void prefetch_group(const uint8_t *group, int bytes, int ahead) {
-    for (int i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)group + ahead + i, _MM_HINT_T0);
+DS4_INLINE void prefetch_group(const uint8_t *group, int bytes) {
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)group + i, _MM_HINT_T0);
 }
 
 /* Eight interleaved rows against up to FEW_X8 columns: one run of memory. */
@@ -105,7 +104,7 @@ DS4_INLINE void x8_few(uint32_t type, int columns, const uint8_t *group, int64_t
     for (int64_t b = 0; b < blocks; b++, group += bytes) {
         const int8_t *q[FEW_X8];
         __m256i isum[FEW_X8];
-        prefetch_group(group, bytes, 8192);
+        prefetch_group(group + 8192, bytes);
         for (int c = 0; c < columns; c++) q[c] = x[c].q + 32 * b;
         x8_dots(type, columns, group, q, isum);
         const __m256 d = load_half8(group);
@@ -121,17 +120,21 @@ DS4_INLINE void x8_few(uint32_t type, int columns, const uint8_t *group, int64_t
 /* Eight rows (pointers) against one column. */
 DS4_INLINE __m256 raw_gemv(uint32_t type, const uint8_t *const *rows, int64_t blocks,
                            const void *act) {
+    const int64_t row_bytes = raw_at(type, blocks);
     ds4_act32 x = ds4_act32_view(act, 32 * blocks);
     __m256 acc = _mm256_setzero_ps();
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t at = raw_at(type, b);
         const int part = (int)(b % parts_of(type));
         __m256i xq = load32(x.q + 32 * b), p[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T1);
-            p[i] = widen_pairs(pairs_of(type, raw_values(type, rows[i] + at, part), xq));
+        if (!part && (at & 63) < block_bytes_of(type)) { /* once per cache line */
+            const int64_t next = at + 2048 < row_bytes ? 0 : 7 * row_bytes; /* the next eight rows */
+            for (int i = 0; i < 8; i++)
+                _mm_prefetch((const char *)rows[i] + at + 2048 + next, _MM_HINT_T0);
         }
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            p[i] = widen_pairs(pairs_of(type, raw_values(type, rows[i] + at, part), xq));
         if (type == DS4_NVFP4) { /* two scales: the lanes of the sums stay apart */
             __m256i sums[2];
             sum_lanes4(p, sums);
@@ -150,7 +153,7 @@ DS4_INLINE __m256 raw_gemv(uint32_t type, const uint8_t *const *rows, int64_t bl
 /* ---- tiles: several columns ------------------------------------------------------------------ */
 
 #define TILE_BLOCKS 24 /* 2 * 24 * 320 bytes: half of a 32 KiB L1 cache */
-#define SPAN_FEW 6     /* blocks of a tile for four columns or less */
+#define SPAN_FEW 12    /* blocks of a tile for four columns or less */
 
 /* One block of eight rows: q[j] holds weights 4j..4j+3 of each row. */
 typedef struct {
@@ -165,8 +168,11 @@ DS4_INLINE void fill_x8(uint32_t type, const uint8_t *group, tile_block *t) {
     for (int j = 0; j < 4; j++) x8_steps(type, group, j, t->q + j, t->q + 4 + j);
 }
 
-DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t b, tile_block *t) {
+DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t b, int64_t ahead,
+                         tile_block *t) {
     const int64_t at = raw_at(type, b);
+    if ((at & 63) < block_bytes_of(type)) /* once per cache line */
+        for (int i = 0; i < 8; i++) _mm_prefetch((const char *)rows[i] + at + ahead, _MM_HINT_T0);
     __m256i q[8];
     t->d = raw_scales(type, rows, at, 0);
     if (has_min(type)) t->m = raw_halves(rows, at + 2);
@@ -303,6 +309,11 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
         __m256i mask[2] = {first_lanes(row1 - r), first_lanes(groups > 1 ? row1 - r - 8 : 8)};
         for (int64_t b0 = 0; b0 < blocks; b0 += span) {
             int64_t count = blocks - b0 < span ? blocks - b0 : span;
+            /* from these blocks to those that are unpacked next, while columns pass */
+            const int64_t ahead = b0 + span < blocks ? span * group_bytes
+                                                     : 16 * row_bytes - b0 * group_bytes;
+            const int64_t raw_ahead = b0 + span < blocks ? raw_at(type, span)
+                                                         : 16 * row_bytes - raw_at(type, b0);
             for (int g = 0; g < groups; g++) {
                 const uint8_t *rows[8];
                 const uint8_t *data = (const uint8_t *)w->data + (r + 8 * g) * row_bytes;
@@ -311,10 +322,10 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
                     tile_block *t = tile + g * TILE_BLOCKS + b;
                     const uint8_t *group = data + (b0 + b) * group_bytes;
                     if (x8) {
-                        prefetch_group(group, group_bytes, DS4_PREFETCH_AHEAD);
+                        prefetch_group(group + ahead, group_bytes);
                         fill_x8(type, group, t);
                     } else
-                        fill_raw(type, rows, b0 + b, t);
+                        fill_raw(type, rows, b0 + b, raw_ahead, t);
                 }
             }
             if (groups == 2)

@@ -13,17 +13,7 @@
 
 /* ---- row by row, few columns: one lane per four weights -------------------------------------- */
 
-#define FEW 4 /* columns up to this go row by row */
-
-/* Codes that a row by row pass comes to soon. A pair's second row finds what the first one read. */
-DS4_INLINE void prefetch_block(uint32_t type, uint32_t layout, const super_places *p, int64_t r,
-                               int64_t b) {
-    const int bytes = layout == DS4_LAYOUT_RAW ? super_bytes(type) : 64;
-    int64_t i = r * p->blocks + b;
-    const uint8_t *codes = (ds4_is_aligned(layout) ? p->sections.codes : p->raw) + i * bytes;
-    for (int at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)codes + DS4_PREFETCH_AHEAD + at, _MM_HINT_T0);
-}
+#define FEW 2 /* columns up to this go row by row */
 
 /* Sums of the lanes of a (dword 0) and of b (dword 1). */
 DS4_INLINE __m128i sum_lanes2(__m256i a, __m256i b) {
@@ -55,7 +45,7 @@ DS4_INLINE void row_few(uint32_t type, uint32_t layout, const super_places *p, i
     for (int c = 0; c < columns; c++) acc[c] = _mm_setzero_ps();
     for (int64_t b = 0; b < p->blocks; b++) {
         super_block s;
-        prefetch_block(type, layout, p, r, b);
+        prefetch_codes(type, layout, p, r * p->blocks + b, DS4_PREFETCH_AHEAD);
         load_block(type, layout, p, r, b, &s);
 #pragma GCC unroll 1
         for (int c = 0; c < columns; c++) {

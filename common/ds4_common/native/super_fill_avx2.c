@@ -6,9 +6,10 @@
 
 /* ---- X8 ---------------------------------------------------------------------------------------- */
 
-/* Groups from block b of one to that two blocks later: behind the end of a row comes the next panel. */
-DS4_INLINE int64_t groups_ahead(int64_t b, int64_t blocks) {
-    return 2 + (b + 2 < blocks ? 0 : (PANEL / 8 - 1) * blocks);
+/* Blocks, or groups, from block b to that two blocks later: behind the end of a row comes the next panel, after
+ * the `rows` that lie side by side in this one. */
+DS4_INLINE int64_t blocks_ahead(int64_t b, int64_t blocks, int rows) {
+    return 2 + (b + 2 < blocks ? 0 : (rows - 1) * blocks);
 }
 
 /* A whole group in one burst: spread out it measured slower. */
@@ -44,7 +45,7 @@ DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t r
     for (int i = 0; i < PANEL / 8; i++) {
         const int64_t first = r + 8 * i < row1 ? r + 8 * i : r;
         const uint8_t *group = (const uint8_t *)w->data + (first / 8 * blocks + b) * bytes;
-        prefetch_group(group + groups_ahead(b, blocks) * bytes, (int)bytes);
+        prefetch_group(group + blocks_ahead(b, blocks, PANEL / 8) * bytes, (int)bytes);
         fill_group(type, group, i / 2, i % 2, t);
     }
 }
@@ -87,7 +88,9 @@ DS4_INLINE void fill_eight(uint32_t type, uint32_t layout, const super_places *p
     __m256i in[8], pairs[8];
     float d[8], m[8];
     for (int i = 0; i < 8; i++) {
-        load_block(type, layout, p, first + i < row1 ? first + i : row1 - 1, b, s + i);
+        const int64_t r = first + i < row1 ? first + i : row1 - 1;
+        prefetch_codes(type, layout, p, r * p->blocks + b + blocks_ahead(b, p->blocks, PANEL), 0);
+        load_block(type, layout, p, r, b, s + i);
         d[i] = s[i].d, m[i] = s[i].m;
     }
     t->d[h][v] = _mm256_loadu_ps(d);

@@ -43,4 +43,14 @@ DS4_INLINE void load_block(uint32_t type, uint32_t layout, const super_places *p
     }
 }
 
+/* Asks for what lies `ahead` bytes behind the codes of block number i. */
+DS4_INLINE void prefetch_codes(uint32_t type, uint32_t layout, const super_places *p, int64_t i,
+                               int ahead) {
+    const int bytes = layout == DS4_LAYOUT_RAW          ? super_bytes(type)
+                      : layout == DS4_LAYOUT_IQ2_PLANES ? ds4_plane_bytes(type)
+                                                        : 64;
+    const uint8_t *codes = (ds4_is_aligned(layout) ? p->sections.codes : p->raw) + i * bytes + ahead;
+    for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)codes + at, _MM_HINT_T0);
+}
+
 #endif

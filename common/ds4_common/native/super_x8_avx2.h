@@ -76,8 +76,13 @@ DS4_INLINE void x8_load_scales(uint32_t type, const uint8_t *group, x8_scales *o
     }
 }
 
-/* Bytes t0 and t1 of every row's dword as its two signed int16. */
-DS4_INLINE __m256i byte_pair(__m256i v, int t0, int t1) {
+/* Bytes t0 and t1 of every row's dword as its two int16, signed or not. */
+DS4_INLINE __m256i byte_pair(const int has_sign, __m256i v, int t0, int t1) {
+    if (!has_sign) { /* zeros above */
+        const int at = (int)0x80008000 | t0 | t1 << 16;
+        return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(_mm_setr_epi32(
+                                          at, at + 0x00040004, at + 0x00080008, at + 0x000c000c)));
+    }
     const int at = 0x00800080 | t0 << 8 | t1 << 24; /* into the upper bytes, zeros below */
     const __m256i pick = _mm256_broadcastsi128_si256(
         _mm_setr_epi32(at, at + 0x04000400, at + 0x08000800, at + 0x0c000c00));
@@ -87,16 +92,16 @@ DS4_INLINE __m256i byte_pair(__m256i v, int t0, int t1) {
 /* The scale of sixteen number `sub` in both halves of every lane. */
 DS4_INLINE __m256i x8_scale(uint32_t type, const x8_scales *scales, int sub) {
     if (scales_per_32(type)) sub /= 2;
-    return byte_pair(scales->s[sub / 4], sub % 4, sub % 4);
+    return byte_pair(!super_has_min(type), scales->s[sub / 4], sub % 4, sub % 4);
 }
 
 /* Integer terms in the order of ds4_act256.sums: pair i < 4 is (4 i, 4 i + 2), then the odd ones. */
 DS4_INLINE __m256i x8_term(uint32_t type, const x8_scales *scales, int i) {
     if (scales_per_32(type))
-        return byte_pair(scales->m[i % 4 / 2], 2 * (i % 2), 2 * (i % 2) + 1);
+        return byte_pair(0, scales->m[i % 4 / 2], 2 * (i % 2), 2 * (i % 2) + 1);
     int first = i < 4 ? 0 : 1;
-    if (type == DS4_Q2_K) return byte_pair(scales->m[i % 4], first, first + 2);
-    __m256i scale = byte_pair(scales->s[i % 4], first, first + 2);
+    if (type == DS4_Q2_K) return byte_pair(0, scales->m[i % 4], first, first + 2);
+    __m256i scale = byte_pair(1, scales->s[i % 4], first, first + 2);
     scale = _mm256_slli_epi16(scale, type == DS4_Q3_K ? 2 : 5); /* 4 or 32: what is stored on top */
     return _mm256_sub_epi16(_mm256_setzero_si256(), scale);
 }
