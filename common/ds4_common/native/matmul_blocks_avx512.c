@@ -59,15 +59,18 @@ DS4_INLINE void rows16(uint32_t type, const int columns, const uint8_t *const *r
                        int64_t blocks, const char *acts, size_t act_stride, float *y, int64_t ldy,
                        __mmask16 mask) {
     const size_t d_at = ds4_round64((size_t)(32 * blocks));
+    const int64_t row_bytes = raw_at(type, blocks);
     __m512 acc[COLUMNS];
     for (int c = 0; c < columns; c++) acc[c] = _mm512_setzero_ps();
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t at = raw_at(type, b);
         const int part = (int)(b % parts_of(type));
         block16 w;
-        if (!part && (at & 63) < block_bytes_of(type)) /* once per cache line */
+        if (!part && (at & 63) < block_bytes_of(type)) { /* once per cache line */
+            const int64_t next = at + 1024 < row_bytes ? 0 : 15 * row_bytes; /* the next rows */
             for (int i = 0; i < 16; i++)
-                _mm_prefetch((const char *)rows[i] + at + 512, _MM_HINT_T1);
+                _mm_prefetch((const char *)rows[i] + at + 1024 + next, _MM_HINT_T0);
+        }
         sixteen_rows(type, rows, at, part, w.q);
         scales16(type, rows, at, part, &w.d, &w.m);
 #pragma GCC unroll 16

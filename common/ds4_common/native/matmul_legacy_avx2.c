@@ -168,11 +168,14 @@ DS4_INLINE void fill_x8(uint32_t type, const uint8_t *group, tile_block *t) {
     for (int j = 0; j < 4; j++) x8_steps(type, group, j, t->q + j, t->q + 4 + j);
 }
 
-DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t b, int64_t ahead,
+DS4_INLINE void fill_raw(uint32_t type, const uint8_t *const *rows, int64_t b, int64_t row_bytes,
                          tile_block *t) {
     const int64_t at = raw_at(type, b);
-    if ((at & 63) < block_bytes_of(type)) /* once per cache line */
-        for (int i = 0; i < 8; i++) _mm_prefetch((const char *)rows[i] + at + ahead, _MM_HINT_T0);
+    if ((at & 63) < block_bytes_of(type)) { /* once per cache line */
+        const int64_t next = at + 1024 < row_bytes ? 0 : 15 * row_bytes; /* the next sixteen rows */
+        for (int i = 0; i < 8; i++)
+            _mm_prefetch((const char *)rows[i] + at + 1024 + next, _MM_HINT_T0);
+    }
     __m256i q[8];
     t->d = raw_scales(type, rows, at, 0);
     if (has_min(type)) t->m = raw_halves(rows, at + 2);
@@ -312,8 +315,6 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
             /* from these blocks to those that are unpacked next, while columns pass */
             const int64_t ahead = b0 + span < blocks ? span * group_bytes
                                                      : 16 * row_bytes - b0 * group_bytes;
-            const int64_t raw_ahead = b0 + span < blocks ? raw_at(type, span)
-                                                         : 16 * row_bytes - raw_at(type, b0);
             for (int g = 0; g < groups; g++) {
                 const uint8_t *rows[8];
                 const uint8_t *data = (const uint8_t *)w->data + (r + 8 * g) * row_bytes;
@@ -325,7 +326,7 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
                         prefetch_group(group + ahead, group_bytes);
                         fill_x8(type, group, t);
                     } else
-                        fill_raw(type, rows, b0 + b, raw_ahead, t);
+                        fill_raw(type, rows, b0 + b, row_bytes, t);
                 }
             }
             if (groups == 2)
