@@ -4,7 +4,7 @@
  * two runs of memory that are asked for ahead, share what is read of a column; one column, and two of Q8_0,
  * are fastest along one run. Weights are unpacked in registers and meet four columns at a time: unpacking a
  * block again for the others costs less than keeping it. All else goes to matmul_many_avxvnni.c, but for
- * NVFP4, whose columns come here one by one.
+ * NVFP4, four columns of which meet a block of eight rows.
  */
 #if defined(__AVXVNNI__)
 #include "kernel_list.h"
@@ -103,7 +103,7 @@ DS4_INLINE void rows(uint32_t type, const int groups, const int n, const uint8_t
 /* ---- raw blocks, one column ------------------------------------------------------------------ */
 
 /* Sum of the first sixteen of a block of activations. */
-DS4_INLINE int32_t first_half(const int8_t *x) {
+DS4_INLINE int32_t first_half(const char *x) {
     __m128i v = _mm_dpbusd_avx_epi32(_mm_setzero_si128(), _mm_set1_epi8(1),
                                      _mm_loadu_si128((const __m128i *)(const void *)x));
     v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
@@ -122,7 +122,7 @@ DS4_INLINE floats raw_rows8(uint32_t type, const uint8_t *const *row, int64_t bl
         const ints xq = load32(x.q + 32 * b);
         ints start = no_ints(), p[8]; /* what a row's lanes add up to begins there */
         if (type == DS4_NVFP4) {
-            const int32_t half = first_half(x.q + 32 * b);
+            const int32_t half = first_half((const char *)x.q + 32 * b);
             start = _mm256_setr_epi32(-(half * 16), 0, 0, 0, (half - x.sum[b]) * 16, 0, 0, 0);
         } else if (shift >= 0) {
             const uint32_t sum = (uint32_t)x.sum[b];
@@ -160,13 +160,70 @@ DS4_INLINE void raw_column(uint32_t type, const ds4_weight *w, int64_t row0, int
     }
 }
 
+/* ---- NVFP4, whose scales hold for sixteen weights: several columns --------------------------- */
+
+/* Eight rows against n columns: a block is unpacked once, its lanes are rows. */
+DS4_INLINE void nvfp4_rows8(const int n, const uint8_t *const *row, int64_t blocks,
+                            const char *acts, size_t stride, float *y, int64_t ldy, mask there) {
+    const size_t d_at = ds4_round64((size_t)(32 * blocks)), sum_at = d_at + 8 * (size_t)blocks;
+    floats acc[FOUR];
+    for (int c = 0; c < n; c++) acc[c] = no_floats();
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = raw_at(DS4_NVFP4, b);
+        const int part = (int)(b % parts_of(DS4_NVFP4));
+        ints q[8];
+        for (int r = 0; r < 8; r++) _mm_prefetch((const char *)row[r] + at + 512, _MM_HINT_T1);
+        unpacked_rows(DS4_NVFP4, row, at, part, q);
+        const floats d[2] = {raw_scales(DS4_NVFP4, row, at, 2 * part),
+                             raw_scales(DS4_NVFP4, row, at, 2 * part + 1)};
+#pragma GCC unroll 4
+        for (int c = 0; c < n; c++) {
+            const char *column = acts + (size_t)c * stride, *x = column + 32 * b;
+            const int32_t first = first_half(x), sum = (int32_t)ds4_load_u32(column + sum_at + 4 * b);
+            const floats dx = all_floats(column + d_at + 4 * b);
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                ints isum = _mm256_set1_epi32((h ? first - sum : -first) * 16);
+#pragma GCC unroll 4
+                for (int j = 4 * h; j < 4 * h + 4; j++)
+                    isum = dot4(isum, q[j], all_dwords(x + 4 * j));
+                acc[c] = add_product(product(d[h], dx), to_floats(isum), acc[c]);
+            }
+        }
+    }
+    for (int c = 0; c < n; c++) store_there(y + c * ldy, there, acc[c]);
+}
+
+DS4_INLINE void nvfp4_columns(const ds4_weight *w, int64_t row0, int64_t row1, const char *acts,
+                              size_t stride, int64_t n, float *y, int64_t ldy) {
+    const int64_t blocks = w->cols / 32, row_bytes = raw_at(DS4_NVFP4, blocks);
+    for (int64_t r = row0; r < row1; r += 8) {
+        const uint8_t *row[8];
+        const mask there = first_rows(row1 - r);
+        raw_rows(w, r, row1, row_bytes, row);
+        for (int64_t c = 0; c < n; c += FOUR) {
+            const char *x = acts + (size_t)c * stride;
+            float *out = y + c * ldy + r;
+            switch (n - c) { /* a constant column count keeps the sums in registers */
+            case 1: nvfp4_rows8(1, row, blocks, x, stride, out, ldy, there); break;
+            case 2: nvfp4_rows8(2, row, blocks, x, stride, out, ldy, there); break;
+            case 3: nvfp4_rows8(3, row, blocks, x, stride, out, ldy, there); break;
+            default: nvfp4_rows8(4, row, blocks, x, stride, out, ldy, there);
+            }
+        }
+    }
+}
+
 /* ---- rectangles ------------------------------------------------------------------------------ */
 
 DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t row0, int64_t row1,
                           const char *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
-    if ((!x8 && n == 1) || type == DS4_NVFP4) { /* panels hold one scale per 32 weights */
-        for (int64_t c = 0; c < n; c++)
-            raw_column(type, w, row0, row1, acts + (size_t)c * act_stride, y + c * ldy);
+    if (!x8 && n == 1) {
+        raw_column(type, w, row0, row1, acts, y);
+        return;
+    }
+    if (type == DS4_NVFP4) {
+        nvfp4_columns(w, row0, row1, acts, act_stride, n, y, ldy);
         return;
     }
     if (!x8 || n > MOST) {
