@@ -11,7 +11,7 @@
 #define MOST_WORK (8 * 1024 * 1024)
 #define FEW 8                        /* columns that wait for memory more than they compute: */
 #define MOST_WORK_FEW (256 * 1024)   /* ... of each of them, lest threads wait for the last task */
-#define TILE_BYTES (128 * 1024)      /* activations of one column tile */
+#define TILE_BYTES (384 * 1024)      /* activations of one column tile: most of a small second level */
 #define WIDE_TILE_BYTES (768 * 1024) /* AVX-512, AMX, I8MM: products are cheap, rows are unpacked seldom */
 #define ROW_STEP 16                  /* kernels like whole groups of rows, */
 #define ROW_STEP_MANY 32             /* ... and with several columns larger ones */
