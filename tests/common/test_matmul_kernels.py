@@ -149,6 +149,16 @@ def test_more_weights_and_columns_than_any_tile_give_the_same_bits(quant: QuantT
         np.testing.assert_array_equal(bits(kernel.run(x)), reference, err_msg=f"{kernel.layout}")
 
 
+@pytest.mark.parametrize("cols", [1024, 4096, 4352])
+@pytest.mark.parametrize("quant", [*BLOCK32_TYPES, *SUPER_TYPES])
+def test_one_column_of_short_and_of_long_rows_has_equal_bits(quant: QuantType, cols: int) -> None:
+    rng = np.random.default_rng(cols + quant)  # kernels read them along one run of memory or two
+    raw, x = plausible_blocks(rng, quant, 24, cols), activations(rng, 2, cols)[:1]
+    reference = bits(kernels(quant, raw, cols)[0].run(x))
+    for kernel in kernels(quant, raw, cols)[1:]:
+        assert np.array_equal(bits(kernel.run(x)), reference), kernel
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 16, 33])
 @pytest.mark.parametrize("quant", ALIGNED_TYPES)
 def test_rows_of_one_expert_of_an_aligned_tensor_give_the_bits_of_its_raw_matrix(

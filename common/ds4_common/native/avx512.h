@@ -8,6 +8,10 @@
 /* Columns from which matmul_many_avx512.c is faster than what it stands beside. */
 #define DS4_LEAST_MANY 9
 
+/* Weights in a row up to which one column is faster along one run of memory than along two, which end too
+ * soon then: blocks of 32 with that many, those of 256 below it. */
+#define DS4_LONG_ROW 4096
+
 DS4_INLINE __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
 
 DS4_INLINE __m512i broadcast4_16(const void *p) { return _mm512_set1_epi32((int)ds4_load_u32(p)); }

@@ -3,8 +3,8 @@
  * One lane per row, as in the AVX2 kernels, so the float order is the scalar one. Two groups of eight
  * rows, two runs of memory that are asked for ahead, share a vector; weights are unpacked in registers and
  * meet every column at once. vpdpbusd takes its left factors unsigned: Q8_0 is moved by 128, and the sum
- * of the activations takes that off again, exactly. One column waits for memory, and is fastest along one
- * run of it: eight rows at a time.
+ * of the activations takes that off again, exactly. One column waits for memory, and short rows come
+ * fastest along one run of it, eight at a time; those of Q8_0, which has nothing to unpack, always.
  */
 #if defined(__AVX512F__)
 #include "legacy_x8_avx512.h"
@@ -33,7 +33,7 @@ DS4_INLINE void ask_along(uint32_t type, const uint8_t *group, int bytes, int64_
         _mm_prefetch((const char *)group + AHEAD + line, _MM_HINT_T0);
 }
 
-/* Along one run of memory: two side by side take a quarter longer to come. */
+/* Along one run of memory. */
 DS4_INLINE __m256 rows8(uint32_t type, const uint8_t *group, int64_t blocks, const void *act) {
     const int bytes = DS4_X8_ROWS * block_bytes_of(type);
     ds4_act32 x = ds4_act32_view(act, 32 * blocks);
@@ -143,7 +143,7 @@ DS4_INLINE void rectangle(uint32_t type, const ds4_weight *w, int64_t row0, int6
         return;
     }
     int64_t blocks = w->cols / 32, row_bytes = blocks * block_bytes_of(type);
-    if (n == 1) {
+    if (n == 1 && (type == DS4_Q8_0 || w->cols <= DS4_LONG_ROW)) {
         for (int64_t r = row0; r < row1; r += 8)
             _mm256_storeu_ps(y + r, rows8(type, (const uint8_t *)w->data + r * row_bytes, blocks, acts));
         return;

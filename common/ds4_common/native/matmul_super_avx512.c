@@ -4,7 +4,7 @@
  * Sums of sixteen products stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with
  * the sub-scale in the low half of each lane and adds: a sub-scale costs one instruction. Those two
  * multiply in int32. The two groups of eight rows are two runs of memory, asked for ahead. One column
- * of the larger types waits for memory, and is fastest along one run of it: eight rows at a time.
+ * of the larger types waits for memory, and short rows come fastest along one run of it: eight at a time.
  */
 #if defined(__AVX512F__)
 #include "avx512.h"
@@ -184,7 +184,7 @@ DS4_INLINE void rectangle_x8(uint32_t type, const ds4_weight *w, int64_t row0, i
                              int64_t ldy) {
     int64_t blocks = w->cols / DS4_SUPER, row_bytes = blocks * super_bytes(type);
     const uint8_t *data = w->data;
-    if (n == 1 && is_bound_by_memory(type)) {
+    if (n == 1 && w->cols < DS4_LONG_ROW && is_bound_by_memory(type)) {
         for (int64_t r = row0; r < row1; r += 8)
             _mm256_storeu_ps(y + r, rows8(type, data + r * row_bytes, blocks, acts));
         return;
