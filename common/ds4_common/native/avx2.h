@@ -30,6 +30,11 @@ DS4_INLINE void open_page_ahead(const void *p) {
     _mm_prefetch((const char *)p + 4096, _MM_HINT_T0);
 }
 
+DS4_INLINE void prefetch_bytes(const uint8_t *p, int bytes, int ahead) {
+    for (int at = 0; at < bytes; at += 64)
+        _mm_prefetch((const char *)p + ahead + at, _MM_HINT_T0);
+}
+
 /* Eight halves to floats. */
 DS4_INLINE __m256 load_half8(const void *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

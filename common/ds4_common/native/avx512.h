@@ -48,11 +48,6 @@ DS4_INLINE __mmask16 first_of_16(int64_t count) {
     return (__mmask16)(count < 16 ? (1u << count) - 1 : 0xffffu);
 }
 
-DS4_INLINE void prefetch_bytes(const uint8_t *p, int bytes, int ahead) {
-    for (int at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)p + ahead + at, _MM_HINT_T0);
-}
-
 /* What four groups will be unpacked from, later. A core can have few lines on their way, and whoever asks for all at
  * once waits: products with many columns ask for some at a time. */
 typedef struct {

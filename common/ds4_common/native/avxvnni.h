@@ -6,7 +6,8 @@
 
 /* Adds the products of the four bytes of every lane, w's unsigned. */
 DS4_INLINE __m256i dot4(__m256i sum, __m256i w, __m256i x) {
-    return _mm256_dpbusd_avx_epi32(sum, w, x);
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+    return sum;
 }
 
 /* Adds the products of the two int16 of every lane. */

@@ -115,6 +115,7 @@ static ds4_matmul_fn avxvnni_kernel(const ds4_quant *quant, uint32_t layout) {
     ds4_matmul_fn kernel = NULL;
 #if !defined(DS4_NO_AVXVNNI)
     if (quant->act == DS4_ACT_Q8_32) kernel = ds4_matmul_avxvnni_legacy(quant->type, layout);
+    if (quant->act == DS4_ACT_Q8_256) kernel = ds4_matmul_avxvnni_super(quant->type, layout);
 #endif
     return kernel ? kernel : avx2_kernel(quant, layout);
 }

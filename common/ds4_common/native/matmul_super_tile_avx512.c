@@ -22,16 +22,7 @@ typedef struct {
     _Alignas(64) int32_t dwords[16];
 } column_block;
 
-/* Where the start of part `i` of `scales` lies. */
-DS4_INLINE int start_place(const int scales, int i) { return scales == 16 ? ds4_sum_place(i) : i; }
-
-/* Sums over 32 activations, in order. */
-DS4_INLINE __m128i sums_of_32(const char *sums) {
-    __m256i v = load32(sums); /* even sixteens, then odd ones */
-    return _mm_add_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-}
-
-DS4_INLINE void prepare_column(const int scales, const int minima, __m512i minus_offset,
+DS4_INLINE void prepare_column(const int scales, const int minima, int minus_offset,
                                const char *sums, column_block *out) {
     if (minima == 8) {
         _mm256_store_si256((__m256i *)(void *)out, load32(sums));
@@ -39,17 +30,13 @@ DS4_INLINE void prepare_column(const int scales, const int minima, __m512i minus
         _mm_store_si128((__m128i *)(void *)out, sums_of_32(sums));
     } else if (scales == 16) {
         __m512i v = _mm512_cvtepi16_epi32(load32(sums));
-        _mm512_store_si512(out, _mm512_mullo_epi32(v, minus_offset));
+        _mm512_store_si512(out, _mm512_mullo_epi32(v, _mm512_set1_epi32(minus_offset)));
     } else if (scales == 8) {
         __m256i v = _mm256_cvtepi16_epi32(sums_of_32(sums));
-        v = _mm256_mullo_epi32(v, _mm512_castsi512_si256(minus_offset));
+        v = _mm256_mullo_epi32(v, _mm256_set1_epi32(minus_offset));
         _mm256_store_si256((__m256i *)(void *)out, v);
     } else {
-        __m128i v = _mm_madd_epi16(sums_of_32(sums), _mm_set1_epi16(1));
-        v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
-        v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
-        v = _mm_mullo_epi32(v, _mm512_castsi512_si128(minus_offset));
-        out->dwords[0] = _mm_cvtsi128_si32(v);
+        out->dwords[0] = sum_of_block(sums, minus_offset);
     }
 }
 
@@ -69,7 +56,7 @@ DS4_INLINE void add_sums(const int columns, const __m512 *d, __m512i (*sum)[2], 
 
 /* Block b of a panel against up to six columns from x on. minima: pairs of stored minima, 0 without. */
 DS4_INLINE void add_columns(const int scales, const int minima, const int columns, const super_panel *t,
-                            __m512i minus_offset, int64_t blocks, int64_t b, const char *x,
+                            int minus_offset, int64_t blocks, int64_t b, const char *x,
                             size_t act_stride, __m512 (*acc)[2]) {
     const int steps = 64 / scales;
     const char *q[GROUP], *dx = x + 288 * blocks + 4 * b;
@@ -142,17 +129,16 @@ DS4_INLINE void store_columns(panel_out *out, int64_t count, const __m512 (*acc)
 DS4_INLINE void add_block(const int scales, const int minima, super_panel *t, int offset,
                           int64_t blocks, int64_t b, const char *x, size_t act_stride, int64_t n,
                           __m512 (*acc)[2], panel_out out) {
-    const __m512i minus = _mm512_set1_epi32(-offset);
     int64_t groups = (n + GROUP - 1) / GROUP;
     const int lines = lines_ahead(&t->ahead) / (int)groups + 1;
     for (int64_t count; groups; groups--, n -= count) {
         count = (n + groups - 1) / groups;
         ask_lines(&t->ahead, lines);
         switch (count) { /* constants keep the sums in registers */
-        case 6: add_columns(scales, minima, 6, t, minus, blocks, b, x, act_stride, acc); break;
-        case 5: add_columns(scales, minima, 5, t, minus, blocks, b, x, act_stride, acc); break;
-        case 4: add_columns(scales, minima, 4, t, minus, blocks, b, x, act_stride, acc); break;
-        default: add_columns(scales, minima, 3, t, minus, blocks, b, x, act_stride, acc);
+        case 6: add_columns(scales, minima, 6, t, -offset, blocks, b, x, act_stride, acc); break;
+        case 5: add_columns(scales, minima, 5, t, -offset, blocks, b, x, act_stride, acc); break;
+        case 4: add_columns(scales, minima, 4, t, -offset, blocks, b, x, act_stride, acc); break;
+        default: add_columns(scales, minima, 3, t, -offset, blocks, b, x, act_stride, acc);
         }
         if (out.y) store_columns(&out, count, (const __m512(*)[2])acc);
         x += (size_t)count * act_stride;

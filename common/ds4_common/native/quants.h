@@ -206,6 +206,10 @@ ds4_matmul_fn ds4_matmul_avx2_super_many(uint32_t type, uint32_t layout); /* sev
 ds4_matmul_fn ds4_matmul_avx2_float(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avxvnni_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avxvnni_many(uint32_t type, uint32_t layout); /* blocks of 32 */
+ds4_matmul_fn ds4_matmul_avxvnni_super(uint32_t type, uint32_t layout); /* K, IQ and TQ types */
+/* Of them, three columns and more. */
+void ds4_matmul_avxvnni_super_many(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,
+                                   size_t act_stride, int64_t n, float *y, int64_t ldy);
 ds4_matmul_fn ds4_matmul_avx512_legacy(uint32_t type, uint32_t layout);
 ds4_matmul_fn ds4_matmul_avx512_blocks(uint32_t type); /* raw */
 ds4_matmul_fn ds4_matmul_avx512_many(uint32_t type, uint32_t layout); /* blocks of 32 */

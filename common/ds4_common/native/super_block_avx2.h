@@ -1,6 +1,6 @@
 /* A block of 256 weights of a K, IQ or TQ type as vectors, and what its type says about it.
  *
- * Include only from *_avx2.c, *_avx512.c and *_amx.c.
+ * Include only from *_avx2.c, *_avxvnni.c, *_avx512.c and *_amx.c.
  *
  * Every type ends in the same shape: 256 bytes q (unsigned but for IQ4_XS), a scale per 16 and an integer term per
  * 16 that multiplies the sum of the activations. For types with a stored minimum that term is the

@@ -6,16 +6,13 @@
 
 /* ---- weights that are bytes together with their sub-scale ------------------------------------- */
 
-/* Pairs of weights times a sub-scale in every int16: (q0 + 256 q1) s = q0 s + 256 (q1 s), where neither
- * product leaves its byte. Q3_K's are moved up until they are positive: (q - 4) s + 124. */
-DS4_INLINE __m512i with_scale(uint32_t type, __m512i q, __m512i scale) {
+/* with_scale of super_sums_avx2.h. */
+DS4_INLINE __m512i with_scale16(uint32_t type, __m512i q, __m512i scale) {
     __m512i v = _mm512_mullo_epi16(q, scale);
     if (type != DS4_Q3_K) return v;
     __m512i above = _mm512_sub_epi16(_mm512_set1_epi16(124), _mm512_slli_epi16(scale, 2));
     return _mm512_add_epi16(v, _mm512_add_epi16(above, _mm512_slli_epi16(above, 8)));
 }
-
-DS4_INLINE int in_one_byte(uint32_t type) { return type == DS4_Q2_K || type == DS4_Q3_K; }
 
 /* ---- X8 ---------------------------------------------------------------------------------------- */
 
@@ -50,7 +47,7 @@ DS4_INLINE void fill_groups(uint32_t type, const uint8_t *a, const uint8_t *b, i
             for (int part = 0; part < 4; part++) q[part] = x8_values16(type, a, b, i + part, j);
 #pragma GCC unroll 4
             for (int part = 0; part < 4; part++) {
-                if (in_one_byte(type)) q[part] = with_scale(type, q[part], scale[part]);
+                if (in_one_byte(type)) q[part] = with_scale16(type, q[part], scale[part]);
                 _mm512_store_si512(t->q[v][8 * (i + part) + j], q[part]);
             }
         }
@@ -111,7 +108,7 @@ DS4_INLINE void store_row(uint32_t type, const super_block *s, uint8_t *q) {
 #pragma GCC unroll 4
     for (int k = 0; k < 4; k++) {
         __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(s->q[2 * k]), s->q[2 * k + 1], 1);
-        if (in_one_byte(type)) v = with_scale(type, v, scales_of_64(s->sc, k));
+        if (in_one_byte(type)) v = with_scale16(type, v, scales_of_64(s->sc, k));
         if (super_signed(type)) v = _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80));
         _mm512_store_si512(q + 64 * k, v);
     }

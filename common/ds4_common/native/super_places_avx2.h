@@ -1,6 +1,6 @@
 /* Where the blocks of a K, IQ or TQ weight lie that is not interleaved, and one of them as vectors.
  *
- * Include only from *_avx2.c and *_avx512.c.
+ * Include only from *_avx2.c, *_avxvnni.c and *_avx512.c.
  */
 #ifndef DS4_SUPER_PLACES_AVX2_H
 #define DS4_SUPER_PLACES_AVX2_H

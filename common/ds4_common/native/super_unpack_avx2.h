@@ -1,6 +1,6 @@
 /* Unpackers of K and TQ blocks into vectors, and of any type by its number (super_block_avx2.h says which shape).
  *
- * Include only from *_avx2.c, *_avx512.c and *_amx.c.
+ * Include only from *_avx2.c, *_avxvnni.c, *_avx512.c and *_amx.c.
  */
 #ifndef DS4_SUPER_UNPACK_AVX2_H
 #define DS4_SUPER_UNPACK_AVX2_H

@@ -1,6 +1,6 @@
 /* X8 groups of Q2_K .. Q6_K as vectors with one lane per row.
  *
- * Include only from *_avx2.c, *_avx512.c and *_amx.c.
+ * Include only from *_avx2.c, *_avxvnni.c, *_avx512.c and *_amx.c.
  *
  * A group is f16 d[8], for types with minima f16 dmin[8], then the rest of the raw blocks dword by
  * dword, eight rows each (docs/layouts.md). So vector j of the body is dword j of every row.
@@ -89,10 +89,26 @@ DS4_INLINE __m256i byte_pair(const int has_sign, __m256i v, int t0, int t1) {
     return _mm256_srai_epi16(_mm256_shuffle_epi8(v, pick), 8);
 }
 
+/* Byte t of every row's dword as a signed int16, zero above it. */
+DS4_INLINE __m256i low_byte(__m256i v, int t) {
+    const int at = (int)0x80800080u | t << 8;
+    const __m256i pick = _mm256_broadcastsi128_si256(
+        _mm_setr_epi32(at, at + 0x00000400, at + 0x00000800, at + 0x00000c00));
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(v, pick), 8);
+}
+
+/* Sums of sixteen products of these types pass 2^15: they meet their scale as int32. */
+DS4_INLINE int x8_wide_sums(uint32_t type) { return type == DS4_Q5_K || type == DS4_Q6_K; }
+
 /* The scale of sixteen number `sub` in both halves of every lane. */
 DS4_INLINE __m256i x8_scale(uint32_t type, const x8_scales *scales, int sub) {
     if (scales_per_32(type)) sub /= 2;
     return byte_pair(!super_has_min(type), scales->s[sub / 4], sub % 4, sub % 4);
+}
+
+/* Sub-scale number i as int32. */
+DS4_INLINE __m256i x8_wide_scale(const x8_scales *scales, int i) {
+    return _mm256_srai_epi32(_mm256_slli_epi32(scales->s[i / 4], 24 - 8 * (i % 4)), 24);
 }
 
 /* Integer terms in the order of ds4_act256.sums: pair i < 4 is (4 i, 4 i + 2), then the odd ones. */

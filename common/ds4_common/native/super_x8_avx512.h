@@ -86,9 +86,6 @@ DS4_INLINE __m512i byte_pair16(__m512i v, int t0, int t1) {
     return _mm512_srai_epi16(_mm512_shuffle_epi8(v, pick), 8);
 }
 
-/* Sums of sixteen products of these types pass 2^15: they meet their scale as int32. */
-DS4_INLINE int x8_wide_sums(uint32_t type) { return type == DS4_Q5_K || type == DS4_Q6_K; }
-
 /* The scale of sixteen number `sub`: in the low half of every lane, the upper one zero; for wide sums
  * as int32. */
 DS4_INLINE __m512i x8_scale16(uint32_t type, const x8_scales16 *scales, int sub) {
