@@ -264,6 +264,11 @@ class Broker:
             self._transport.adopt(connection, desks[connection.desk])
         self._start_thread()
 
+    def begin_reexec(self) -> None:
+        """Says that a reexec begins: whoever asks from now on means the next one. Raises HandoverError
+        when the broker has ended."""
+        self.ask(self._native.begin_reexec)
+
     def answer_reexec(self, reply: protocol.Reexeced | Error) -> None:
         """Tells the operator who asked for the reexec how it ended, if somebody did."""
         self._transport.call(lambda: self._native.answer_reexec(reply))

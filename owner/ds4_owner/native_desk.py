@@ -39,7 +39,8 @@ class NativeDesk:
         self._clients: dict[int, Client] = {}
         self.started = time.monotonic()
         self.requests = self.identity_refusals = 0
-        self._asker: Client | None = None  # who waits for the end of a reexec
+        self._asker: Client | None = None  # who waits for the end of a reexec,
+        self._begun = False  # which has begun: the one that runs may be an earlier one
 
     def opened(self, client: Client) -> bool:
         if is_foreign(client.peer, self._house.log):
@@ -142,11 +143,14 @@ class NativeDesk:
             self._say(client, "busy", "another reexec is going on")
         else:
             self._house.log(f"reexec requested by pid {client.peer.pid}")
-            self._asker = client
+            self._asker, self._begun = client, False
             self._house.on_reexec()
 
+    def begin_reexec(self) -> None:
+        self._begun = self._asker is not None
+
     def answer_reexec(self, reply: protocol.Reexeced | Error) -> None:
-        if self._asker is not None:
+        if self._asker is not None and self._begun:
             self._reply(self._asker, Packet(reply))
             self._asker = None
 
@@ -234,7 +238,7 @@ class NativeDesk:
             number = self.book.restore(entry)
             self._numbers[client], self._clients[number] = number, client
         if kept.asks:
-            self._asker = client
+            self._asker, self._begun = client, True
 
     def _changes(self) -> list[str]:
         changes = answers.changed_files(self._house.facts.offer.models)

@@ -157,6 +157,7 @@ def serve(owner: Owner, watch: StopWatch, child: LoaderChild | None = None) -> N
 def _reexec(owner: Owner, watch: StopWatch) -> None:
     """Returns when the old program goes on: the next one could not take over."""
     try:
+        owner.broker.begin_reexec()
         handover.rehearse(owner, watch)
         notify(f"RELOADING=1\nMONOTONIC_USEC={monotonic_usec()}")
         handover.replace_program(owner)

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -234,6 +235,20 @@ def test_a_stop_during_the_rehearsal_is_a_clean_stop(
     assert program.stop() == 0
     assert not os.path.exists(f"/proc/{rehearsal}")
     assert {p.name for p in run.iterdir()} == {"lock", "lock-fifo"}
+
+
+def test_an_operator_who_asks_while_a_reexec_fails_learns_how_the_next_one_ends(
+    hanging: tuple[Program, int], run: Path, installed: Path
+) -> None:
+    program, rehearsal = hanging
+    shutil.copy(SOURCES / "owner" / "ds4_owner" / "fdstore.py", installed / "ds4_owner")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(reexec, run)
+        program.wait_for("reexec requested by pid")
+        os.kill(rehearsal, signal.SIGKILL)
+        program.wait_for("reexec failed, this program goes on")
+        assert answer.result(DEADLINE_SECONDS) >= 0
+    assert program.stop() == 0
 
 
 def test_when_execve_itself_fails_the_broker_goes_on(

@@ -15,7 +15,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _depths(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     return [_positive(depth) for depth in text.split(",")]
 
 
@@ -36,14 +36,14 @@ def build_parser(measurements: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("-t", "--threads", type=int, default=0, help="default: one per core")
     parser.add_argument(
-        "--depths", type=_depths, default="16,512,2048", help="of decode and prefill, in tokens"
+        "--depths", type=_numbers, default="16,512,2048", help="of decode and prefill, in tokens"
     )
     parser.add_argument(
         "--steps", type=_positive, default=64, help="decode steps per run (default 64)"
     )
     parser.add_argument("--streams", type=_positive, default=4, help="sequences decoding together")
     parser.add_argument(
-        "--serve-streams", type=_depths, default="1,8", help="serve: chats at once (default 1,8)"
+        "--serve-streams", type=_numbers, default="1,8", help="serve: chats at once (default 1,8)"
     )
     parser.add_argument(
         "--tokens", type=_positive, default=128, help="serve: of each answer (default 128)"
@@ -96,7 +96,7 @@ def build_parser(measurements: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--prompt",
-        type=_depths,
+        type=_numbers,
         default="512",
         help="compare: tokens of prompts, like 512,4096 (default %(default)s)",
     )
