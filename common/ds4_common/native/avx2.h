@@ -8,6 +8,8 @@
 
 /* Bytes ahead of the current weights that a streaming kernel prefetches. */
 #define DS4_PREFETCH_AHEAD 2560
+/* Bytes ahead that packed groups along one run of memory are asked for. */
+#define DS4_AHEAD_FAR 8192
 
 DS4_INLINE __m256i load32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 

@@ -4,7 +4,8 @@
 
 #include "avx2.h"
 
-/* Adds the products of the four bytes of every lane, w's unsigned. */
+/* Adds the products of the four bytes of every lane, w's unsigned. Inline assembly, because GCC 12
+ * spilled registers with the intrinsic. */
 DS4_INLINE __m256i dot4(__m256i sum, __m256i w, __m256i x) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
     return sum;

@@ -17,11 +17,11 @@ typedef struct {
     int near;          /* into the first-level cache */
 } group_stream;
 
-enum { AHEAD_NEAR = 6144, AHEAD_FAR = 8192 }; /* bytes of each */
+enum { AHEAD_NEAR = 6144 }; /* bytes of each, where `near`; else DS4_AHEAD_FAR */
 
 DS4_INLINE group_stream stream_ahead(const uint8_t *data, int groups, int64_t blocks, int bytes) {
     const int near = has_many_pending_lines();
-    int64_t early = near ? AHEAD_NEAR / bytes : AHEAD_FAR / bytes;
+    int64_t early = near ? AHEAD_NEAR / bytes : DS4_AHEAD_FAR / bytes;
     const uint8_t *from = data + early / blocks * groups * blocks * bytes;
     return (group_stream){from + early % blocks * bytes, blocks - early % blocks, near};
 }

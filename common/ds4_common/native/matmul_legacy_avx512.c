@@ -20,8 +20,6 @@ DS4_INLINE __m256i dot4_8(__m256i sum, __m256i w, const int8_t *x) {
     return _mm256_dpbusd_epi32(sum, w, broadcast4(x));
 }
 
-enum { AHEAD = 8192 };
-
 /* Asks for the lines of a group far ahead. Where nothing has to be unpacked, a CPU's own prefetching is as
  * fast, but ends where a page does. */
 DS4_INLINE void ask_along(uint32_t type, const uint8_t *group, int bytes, int64_t block) {
@@ -29,8 +27,7 @@ DS4_INLINE void ask_along(uint32_t type, const uint8_t *group, int bytes, int64_
         if (block % 8 == 0) open_page_ahead(group);
         return;
     }
-    for (int line = 0; line < bytes; line += 64)
-        _mm_prefetch((const char *)group + AHEAD + line, _MM_HINT_T0);
+    prefetch_bytes(group, bytes, DS4_AHEAD_FAR);
 }
 
 /* Along one run of memory. */

@@ -85,8 +85,7 @@ DS4_INLINE void rows(uint32_t type, const int groups, const int n, const uint8_t
         const uint8_t *const group[2] = {a, b};
         columns four = *from;
         if (groups == 1) { /* one run of memory */
-            for (int line = 0; line < bytes; line += 64)
-                _mm_prefetch((const char *)a + AHEAD_FAR + line, _MM_HINT_T0);
+            prefetch_bytes(a, bytes, DS4_AHEAD_FAR);
         } else {
             ask_part(&next, 2, blocks, bytes, 0, 1);
             step_ahead(&next, 2, blocks, bytes);

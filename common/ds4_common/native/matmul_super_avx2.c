@@ -1,5 +1,5 @@
-/* K, IQ and TQ types (blocks of 256), AVX2: one column and few. Several columns are served by
- * matmul_super_tile_avx2.c.
+/* K, IQ and TQ types (blocks of 256), AVX2: one column and few; those of IQ2_XXS and IQ2_XS are
+ * served by matmul_iq2_avx2.c. Several columns are served by matmul_super_tile_avx2.c.
  *
  * Raw and aligned: one row at a time, so memory is read in order; each block is unpacked into registers once
  * and multiplied with every column. X8: one lane per row, four weights of eight rows are unpacked and meet
@@ -56,19 +56,13 @@ DS4_INLINE void row_few(uint32_t type, uint32_t layout, const super_places *p, i
     for (int c = 0; c < columns; c++) y[c * ldy] = _mm_cvtss_f32(acc[c]);
 }
 
-/* ---- X8, one column: one lane per row -------------------------------------------------------- */
+/* ---- X8, one to four columns: one lane per row ----------------------------------------------- */
 
 #define FEW_X8 4 /* columns up to this meet groups while these are unpacked */
 
 /* minus dmin of eight rows of a group */
 DS4_INLINE __m256 x8_minus_dmin(const uint8_t *group) {
     return _mm256_xor_ps(load_half8(group + 16), _mm256_set1_ps(-0.0f));
-}
-
-/* A group far ahead, in one burst: spread out it measured slower, and so did 4 KiB ahead. */
-DS4_INLINE void prefetch_group(uint32_t type, const uint8_t *group) {
-    for (int at = 0; at < DS4_X8_ROWS * super_bytes(type); at += 64)
-        _mm_prefetch((const char *)group + 8192 + at, _MM_HINT_T0);
 }
 
 /* Sums of scale * w * x of a group, for columns at x. */
@@ -138,7 +132,8 @@ DS4_INLINE __m256 x8_gemv(uint32_t type, const uint8_t *group, int64_t blocks, c
     ds4_act256 x = ds4_act256_view(act, 256 * blocks);
     __m256 acc = _mm256_setzero_ps();
     for (int64_t b = 0; b < blocks; b++, group += bytes, x.q += 256, x.sums += 16, x.d++) {
-        prefetch_group(type, group);
+        /* in one burst: spread out it measured slower, and so did 4 KiB ahead */
+        prefetch_bytes(group, bytes, DS4_AHEAD_FAR);
         x8_scales scales;
         x8_load_scales(type, group, &scales);
         x8_block(type, 1, group, &scales, &x, &acc);
@@ -160,7 +155,7 @@ DS4_INLINE void x8_few(uint32_t type, const uint8_t *group, int64_t blocks, cons
         acc[c] = _mm256_setzero_ps();
     }
     for (int64_t b = 0; b < blocks; b++, group += bytes) {
-        prefetch_group(type, group);
+        prefetch_bytes(group, bytes, DS4_AHEAD_FAR);
         x8_scales scales;
         x8_load_scales(type, group, &scales);
         keep_in_memory(&scales);

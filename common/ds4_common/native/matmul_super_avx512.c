@@ -11,7 +11,6 @@
 #include "super_x8_avx512.h"
 
 #define COLUMNS 8 /* columns whose sums fit the registers at most */
-enum { AHEAD = 8192 }; /* bytes, of one column */
 
 DS4_INLINE int64_t most_columns(uint32_t type) { return type == DS4_Q3_K ? 4 : COLUMNS; }
 
@@ -116,12 +115,7 @@ DS4_INLINE int is_bound_by_memory(uint32_t type) {
 /* x8_scale16 of one group. */
 DS4_INLINE __m256i x8_scale8(uint32_t type, const x8_scales *scales, int sub) {
     if (scales_per_32(type)) sub /= 2;
-    const __m256i v = scales->s[sub / 4];
-    if (x8_wide_sums(type))
-        return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * (sub % 4)), 24);
-    const int at = (int)0x80800080u | (sub % 4) << 8;
-    const __m128i pick = _mm_setr_epi32(at, at + 0x400, at + 0x800, at + 0xc00);
-    return _mm256_srai_epi16(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(pick)), 8);
+    return x8_wide_sums(type) ? x8_wide_scale(scales, sub) : low_byte(scales->s[sub / 4], sub % 4);
 }
 
 /* The products of one block, and lines far ahead meanwhile; order and sharing as in add_block16. */
@@ -135,7 +129,7 @@ DS4_INLINE __m256i sums8(uint32_t type, const uint8_t *group, const x8_scales *s
         const int i = k / (8 / steps) * parts, first = k % (8 / steps) * steps;
         __m256i sub[4];
         for (int line = lines * k / turns; line < lines * (k + 1) / turns; line++)
-            _mm_prefetch((const char *)group + AHEAD + 64 * line, _MM_HINT_T0);
+            _mm_prefetch((const char *)group + DS4_AHEAD_FAR + 64 * line, _MM_HINT_T0);
         for (int part = 0; part < parts; part++) sub[part] = _mm256_setzero_si256();
         in_order();
 #pragma GCC unroll 8

@@ -1,18 +1,17 @@
 /* K, IQ and TQ types (blocks of 256), AVX-VNNI: which kernel takes a rectangle, and X8 with few columns.
  *
  * X8, few columns: one lane per row, eight rows at once, weights straight from memory. Sums of sixteen products
- * stay below 2^15 for all but Q5_K and Q6_K, so vpdpwssd multiplies them with the sub-scale in the low half of each
- * lane and adds; those two multiply in int32. Types without a stored minimum begin their sums at -offset times the
- * sum of the activations. Rows that lie one after the other are read by the AVX2 kernel for few columns; more
- * columns go to panels (matmul_super_tile_avxvnni.c).
+ * of Q2_K and Q3_K stay below 2^15, so vpdpwssd multiplies them with the sub-scale in the low half of each lane and
+ * adds. Q4_K and Q5_K, whose sub-scales hold for 32 weights, and Q6_K multiply in int32. Types without a stored
+ * minimum begin their sums at -offset times the sum of the activations. Rows that lie one after the other are read by
+ * the AVX2 kernel for few columns; more columns go to panels (matmul_super_tile_avxvnni.c).
  */
 #if defined(__AVXVNNI__)
 #include "avxvnni.h"
 #include "super_sums_avx2.h"
 #include "super_x8_avx2.h"
 
-#define COLUMNS 4  /* that are taken at once */
-#define AHEAD 8192 /* bytes ahead that a group is asked for, all of it at once */
+#define COLUMNS 4 /* that are taken at once */
 
 /* Of one block of a column: where the sums of each sixteen begin, or pairs that meet the stored minima. */
 typedef struct {
@@ -92,7 +91,7 @@ DS4_INLINE void rows_x8(uint32_t type, const int columns, const uint8_t *group, 
         x8_column own[COLUMNS];
         x8_scales scales;
         __m256i isum[COLUMNS], term[COLUMNS];
-        prefetch_bytes(group, bytes, AHEAD);
+        prefetch_bytes(group, bytes, DS4_AHEAD_FAR);
         for (int c = 0; c < columns; c++) {
             prepare_x8(type, sums + (size_t)c * act_stride, own + c);
             dx[c] = (const float *)(const void *)(acts + (size_t)c * act_stride + 288 * blocks) + b;
@@ -144,7 +143,7 @@ DS4_INLINE void few_x8(uint32_t type, const ds4_weight *w, int64_t row0, int64_t
         if (n <= COLUMNS)                                                                          \
             few_x8(type, w, row0, row1, acts, act_stride, n, y, ldy);                              \
         else                                                                                       \
-            ds4_matmul_avxvnni_super_many(w, row0, row1, acts, act_stride, n, y, ldy);                   \
+            ds4_matmul_avxvnni_super_many(w, row0, row1, acts, act_stride, n, y, ldy);             \
     }
 
 RECTANGLE(q2_k_x8, DS4_Q2_K)

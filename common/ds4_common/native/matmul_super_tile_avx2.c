@@ -3,8 +3,9 @@
  *
  * super_fill_avx2.c unpacks a block, these are the products. Their shape follows from how many products fit
  * int16 (super_panel_avx2.h): int16 sums and what they are made of fill the registers, int32 sums wait in
- * memory. Sums of columns wait there too while the next block is unpacked. One column is served by
- * matmul_super_avx2.c.
+ * memory. Sums of columns wait there too while the next block is unpacked. Few columns go elsewhere: one or two,
+ * of X8 up to four, to matmul_super_avx2.c; of IQ2_XXS and IQ2_XS up to four, of planes up to eight, to
+ * matmul_iq2_avx2.c.
  */
 #if defined(__AVX2__)
 #include "super_panel_avx2.h"
@@ -52,7 +53,7 @@ DS4_INLINE void prepare_starts(const int steps, __m256i minus_offset, const char
 }
 
 /* Where prepare_starts left that of fold f of weights 32 i on. */
-DS4_INLINE int start_place(const int steps, int i, int f) {
+DS4_INLINE int fold_place(const int steps, int i, int f) {
     if (steps == 2) return 8 * (i / 2) + 2 * (i % 2) + 4 * (f / 2) + f % 2;
     return steps == 4 ? 8 * (i / 4) + i % 4 + 4 * f : i;
 }
@@ -110,7 +111,7 @@ DS4_INLINE void add_folds(const int steps, const int minima, const int columns, 
                 const __m256i four = pinned(four_of(a, c, 4 * k));
                 __m256i p0 = _mm256_maddubs_epi16(w0, four), p1 = _mm256_maddubs_epi16(w1, four);
                 if (!j && !minima)
-                    part[c][0] = part[c][1] = broadcast4(own[c].dwords + start_place(steps, i, f));
+                    part[c][0] = part[c][1] = broadcast4(own[c].dwords + fold_place(steps, i, f));
                 part[c][0] = pinned(j || !minima ? _mm256_add_epi16(part[c][0], p0) : p0);
                 part[c][1] = pinned(j || !minima ? _mm256_add_epi16(part[c][1], p1) : p1);
             }

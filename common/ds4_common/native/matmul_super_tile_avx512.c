@@ -3,7 +3,7 @@
  * A block of 32 rows is unpacked once, to the first-level cache, and all columns of the rectangle pass over it,
  * six at a time: two vectors of weights and six dwords of activations make twelve products, as many as loads
  * can keep up with. Accumulators wait in memory meanwhile. vpdpbusd and vpmulld share their units, so a block
- * is multiplied with as few sub-scales as its type allows (super_panel_avx512.h). Types without a stored minimum
+ * is multiplied with as few sub-scales as its type allows (super_sums_avx2.h). Types without a stored minimum
  * begin their sums at -offset times the sum of the activations: that costs no multiplication per row.
  * Fewer columns, or half a panel of rows, go to the kernels that read rows once.
  */

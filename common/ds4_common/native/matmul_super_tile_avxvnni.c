@@ -120,7 +120,7 @@ DS4_INLINE void add_columns(const int scales, const int minima, const int column
         add_sixteen(scales, minima, columns, t, v, own, q, dx, act_stride, acc);
 }
 
-/* Block b of a panel against n >= 3 columns, shared out evenly among groups: three to six. */
+/* Block b of a panel against n columns, shared out evenly among groups of up to six. */
 DS4_INLINE void add_block(const int scales, const int minima, const super_panel *t, int offset,
                           int64_t blocks, int64_t b, const char *x, size_t act_stride, int64_t n,
                           __m256 (*acc)[VECTORS]) {
@@ -130,7 +130,9 @@ DS4_INLINE void add_block(const int scales, const int minima, const super_panel 
         case 6: add_columns(scales, minima, 6, t, offset, blocks, b, x, act_stride, acc); break;
         case 5: add_columns(scales, minima, 5, t, offset, blocks, b, x, act_stride, acc); break;
         case 4: add_columns(scales, minima, 4, t, offset, blocks, b, x, act_stride, acc); break;
-        default: add_columns(scales, minima, 3, t, offset, blocks, b, x, act_stride, acc);
+        case 3: add_columns(scales, minima, 3, t, offset, blocks, b, x, act_stride, acc); break;
+        case 2: add_columns(scales, minima, 2, t, offset, blocks, b, x, act_stride, acc); break;
+        default: add_columns(scales, minima, 1, t, offset, blocks, b, x, act_stride, acc);
         }
         x += (size_t)count * act_stride;
         acc += count;

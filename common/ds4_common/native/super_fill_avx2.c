@@ -6,17 +6,6 @@
 
 /* ---- X8 ---------------------------------------------------------------------------------------- */
 
-/* Blocks, or groups, from block b to that two blocks later: behind the end of a row comes the next panel, after
- * the `rows` that lie side by side in this one. */
-DS4_INLINE int64_t blocks_ahead(int64_t b, int64_t blocks, int rows) {
-    return 2 + (b + 2 < blocks ? 0 : (rows - 1) * blocks);
-}
-
-/* A whole group in one burst: spread out it measured slower. */
-DS4_INLINE void prefetch_group(const uint8_t *group, int bytes) {
-    for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char *)group + at, _MM_HINT_T0);
-}
-
 /* A group of eight rows into vector v of half h. */
 DS4_INLINE void fill_group(uint32_t type, const uint8_t *group, int h, int v, super_panel *t) {
     x8_scales scales;
@@ -45,7 +34,8 @@ DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t r
     for (int i = 0; i < PANEL / 8; i++) {
         const int64_t first = r + 8 * i < row1 ? r + 8 * i : r;
         const uint8_t *group = (const uint8_t *)w->data + (first / 8 * blocks + b) * bytes;
-        prefetch_group(group + blocks_ahead(b, blocks, PANEL / 8) * bytes, (int)bytes);
+        /* a whole group in one burst: spread out it measured slower */
+        prefetch_bytes(group + blocks_ahead(b, blocks, 2, PANEL / 8) * bytes, (int)bytes, 0);
         fill_group(type, group, i / 2, i % 2, t);
     }
 }
@@ -89,7 +79,7 @@ DS4_INLINE void fill_eight(uint32_t type, uint32_t layout, const super_places *p
     float d[8], m[8];
     for (int i = 0; i < 8; i++) {
         const int64_t r = first + i < row1 ? first + i : row1 - 1;
-        prefetch_codes(type, layout, p, r * p->blocks + b + blocks_ahead(b, p->blocks, PANEL), 0);
+        prefetch_codes(type, layout, p, r * p->blocks + b + blocks_ahead(b, p->blocks, 2, PANEL), 0);
         load_block(type, layout, p, r, b, s + i);
         d[i] = s[i].d, m[i] = s[i].m;
     }

@@ -85,7 +85,7 @@ DS4_INLINE void fill_eight(uint32_t type, uint32_t layout, const super_places *p
 }
 
 DS4_INLINE void fill(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
-                          int64_t b, super_panel *t) {
+                     int64_t b, super_panel *t) {
     if (layout == DS4_LAYOUT_X8) {
         fill_x8(type, w, r, row1, b, t);
         return;

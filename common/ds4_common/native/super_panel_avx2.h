@@ -9,7 +9,7 @@
 #ifndef DS4_SUPER_PANEL_AVX2_H
 #define DS4_SUPER_PANEL_AVX2_H
 
-#include "super_block_avx2.h"
+#include "super_sums_avx2.h"
 
 #define PANEL 32 /* rows: two halves of two vectors */
 
@@ -38,22 +38,10 @@ DS4_INLINE int panel_steps(uint32_t type) {
     }
 }
 
-/* What stored values are above their weights, for types without a minimum. */
+/* What stored values are above their weights, for types without a minimum: as in super_sums_avx2.h, but
+ * that no product with a sub-scale is stored, and signed weights stay so. */
 DS4_INLINE int panel_offset(uint32_t type) {
-    switch (type) {
-    case DS4_Q3_K: return 4;
-    case DS4_Q6_K: return 32;
-    case DS4_IQ1_S:
-    case DS4_IQ1_M: return 9;
-    case DS4_IQ2_XXS:
-    case DS4_IQ2_XS:
-    case DS4_IQ2_S: return 43;
-    case DS4_IQ3_XXS: return 62;
-    case DS4_IQ3_S: return 15;
-    case DS4_TQ1_0:
-    case DS4_TQ2_0: return 1;
-    default: return 0;
-    }
+    return type == DS4_Q3_K ? 4 : super_signed(type) ? 0 : super_offset(type);
 }
 
 /* Unpacks block b of rows [r, r + PANEL); those from row1 on repeat one that exists. */

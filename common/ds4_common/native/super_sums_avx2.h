@@ -1,4 +1,4 @@
-/* How blocks of 256 are summed by vpdpbusd, with vectors of any size.
+/* How blocks of 256 are summed by vpdpbusd, with vectors of any size; the AVX2 panel shares the offsets.
  *
  * Include only from *_avx2.c, *_avxvnni.c and *_avx512.c.
  *
