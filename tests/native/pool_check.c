@@ -3,18 +3,24 @@
  *
  * Every task must run exactly once, in its own section, and see what the tasks of the sections before
  * have written (plain memory: a thread sanitizer sees it when the pool orders too little). Some tasks
- * and some preparations take long enough for the other threads to fall asleep.
+ * and some preparations take long enough for the other threads to fall asleep. The very first task waits
+ * until another thread has been asked what it does meanwhile; threads that outnumber the cores never are.
  *
  * Built with NO_BARRIER and the linker's --wrap=syscall: the barrier can be registered, but then fails, and,
  * as may happen then, whoever publishes does not see that others sleep.
  */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "pool.h"
 
 #define SECTIONS 400 /* of a job */
+#define PATIENCE 60  /* seconds, far more than a machine under load takes */
 
 #if defined(NO_BARRIER)
 #include <errno.h>
@@ -45,7 +51,8 @@ typedef struct {
     uint32_t runs[DS4_POOL_MAX_TASKS]; /* of this section */
     uint32_t number[DS4_POOL_MAX_TASKS]; /* of the section that last wrote here */
     _Atomic uint32_t wrong;
-    int threads;
+    _Atomic int asked; /* relaxed: it orders nothing */
+    int threads, asks;
     struct {
         int in_task, waited; /* of one thread, and nobody else's */
     } thread[DS4_POOL_MAX_THREADS];
@@ -58,6 +65,23 @@ static uint32_t draw(uint32_t *seed) {
 
 static void linger(uint32_t turns) {
     for (volatile uint32_t i = 0; i < turns; i++) {}
+}
+
+/* Whether the pool calls `meanwhile` at all: some thread waits, and has a core of its own. */
+static int pool_asks(int threads) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    cpu_set_t mine;
+    if (!sched_getaffinity(0, sizeof mine, &mine)) cores = CPU_COUNT(&mine);
+#endif
+    return threads > 1 && threads <= cores;
+}
+
+static int was_asked(state *s) { return atomic_load_explicit(&s->asked, memory_order_relaxed); }
+
+/* Nothing else can go on, so another thread comes to wait. */
+static void wait_until_asked(state *s) {
+    for (time_t end = time(NULL) + PATIENCE; !was_asked(s) && time(NULL) < end;) sched_yield();
 }
 
 static ds4_pool_section advance(void *context, int thread) {
@@ -78,6 +102,7 @@ static void task(void *context, uint32_t first, uint32_t count, int thread) {
     state *s = context;
     if (!count || first + count > s->tasks || thread < 0 || thread >= s->threads) s->wrong++;
     s->thread[thread].in_task = 1;
+    if (s->asks && s->section == 1 && first == 0) wait_until_asked(s);
     for (uint32_t i = first; i < first + count; i++) {
         s->runs[i]++;
         s->number[i] = s->section;
@@ -90,6 +115,7 @@ static void task(void *context, uint32_t first, uint32_t count, int thread) {
 static int meanwhile(void *context, int thread) {
     state *s = context;
     if (thread < 0 || thread >= s->threads || s->thread[thread].in_task) s->wrong++;
+    if (!was_asked(s)) atomic_store_explicit(&s->asked, 1, memory_order_relaxed);
     return ++s->thread[thread].waited % 50 != 0;
 }
 
@@ -97,10 +123,15 @@ int main(int count, char **argument) {
     state *s = calloc(1, sizeof *s);
     s->threads = count > 1 ? atoi(argument[1]) : 2;
     s->seed = (uint32_t)s->threads;
+    s->asks = pool_asks(s->threads);
     ds4_pool *pool = ds4_pool_open(s->threads, &(ds4_pool_job){advance, task, s, s, 64, meanwhile});
     if (!pool) return 2;
     for (int jobs = count > 2 ? atoi(argument[2]) : 1; jobs > 0; jobs--) ds4_pool_run(pool);
     ds4_pool_close(pool);
+    if (was_asked(s) != s->asks) {
+        printf("meanwhile: got %d, expected %d (1: it is called)\n", was_asked(s), s->asks);
+        s->wrong++;
+    }
     if (s->wrong) printf("%u things went wrong\n", s->wrong);
     else printf("sections %u\n", s->section);
     free(s);

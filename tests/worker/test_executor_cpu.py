@@ -136,6 +136,42 @@ def test_a_page_takes_the_bytes_of_its_type(tiny: Prepared) -> None:
     assert taken["q8_0"] == taken["f16"] * 17 // 32
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Columns of floats take 4 KB: of 400 there are five tiles, and three of the wide ones."""
+    spec = TinyLlama(
+        n_layers=1,
+        width=1024,
+        n_heads=16,
+        n_kv_heads=4,
+        ffn=1024,
+        context=CONTEXT,
+        weights=(GgmlType.F32, GgmlType.Q8_0),
+    )
+    return packed(prepare_file(write_llama(tmp_path_factory.mktemp("wide") / "wide.gguf", spec)))
+
+
+@pytest.fixture(scope="module")
+def wide_expected(wide: Prepared) -> Rows:
+    """Slices of 50 tokens: every product has one tile of columns."""
+    executor = cpu_executor(wide, replace(BASE, threads=2, batch_outputs=50))
+    ids, rows = tokens(400), []
+    for start in range(0, 400, 50):
+        rows += executor.logits([Slice(0, start, ids[start : start + 50])])[0]
+    executor.close()
+    return np.array(rows, np.float32)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", RUNNING)
+def test_tiles_of_columns_change_no_bit(
+    wide: Prepared, wide_expected: Rows, isa: str, threads: int
+) -> None:
+    """One step in which products have several tiles, each after all rows of the one before."""
+    rows = whole(wide, replace(BASE, threads=threads, isa=isa), 400)
+    assert (rows == wide_expected).all()
+
+
 def test_a_restart_changes_no_bit(tiny: Prepared, expected: Rows) -> None:
     assert (whole(tiny, BASE) == expected).all()
 

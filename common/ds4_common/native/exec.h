@@ -91,6 +91,7 @@ DS4_EXPORT void ds4_engine_profile(ds4_engine *engine, int enabled, double *time
 
 #define DS4_MAX_MAPPINGS 64
 #define DS4_MAX_HISTORIES 4
+#define DS4_FEW_ROWS 8 /* fewer wait for memory for longer than they compute */
 
 /* Page p of a history lies at kv + p * page_stride; inside, plane after plane. Of keys and values, kv
  * head after kv head, first the tiles of keys (across), then those of values (along; kv.h); the other

@@ -5,12 +5,12 @@
  * idle; so each asks for the beginning of its own share of the next one, into the second-level cache.
  * Refuses: experts, of which nobody knows yet which ones are meant, and layouts whose rows have no address.
  */
+#include "aligned.h"
 #include "exec.h"
 
 enum {
     AHEAD_BYTES = 128 * 1024, /* a part of any second-level cache; a gap is seldom long enough for more */
     AT_ONCE = 256,            /* between two looks whether there is news */
-    FEW_ROWS = 8,             /* more tokens compute for longer than they wait for memory */
 };
 
 /* Where a thread's share of a section begins that is cut for a single row; with a few rows about there. */
@@ -20,7 +20,7 @@ static const char *share_of(const ds4_engine *e, int64_t section, int64_t thread
     const ds4_part *part = plan->parts + e->image.sections[section].n_ops - 1;
     while (unit < part->first_unit) part--;
     const ds4_weight *w = e->weights + part->op->weight;
-    if (w->layout != DS4_LAYOUT_RAW && w->layout != DS4_LAYOUT_X8) return NULL;
+    if (ds4_is_aligned(w->layout)) return NULL;
     int64_t row_bytes = ds4_layout_bytes(w->type, w->layout, w->rows, w->cols) / w->rows;
     return (const char *)w->data + (int64_t)(unit - part->first_unit) * part->chunk_rows * row_bytes;
 }
@@ -43,7 +43,8 @@ void ds4_note_section(ds4_engine *e, int thread) {
     const int64_t section = e->stage - 1, sections = e->image.header->n_sections;
     if (mine->stage == e->stage || section < 0 || section >= sections) return;
     mine->stage = e->stage;
-    mine->at = e->n_tokens < FEW_ROWS ? e->next_weights[section * e->config.threads + thread] : NULL;
+    const char *share = e->next_weights[section * e->config.threads + thread];
+    mine->at = e->n_tokens < DS4_FEW_ROWS ? share : NULL;
     mine->end = mine->at ? mine->at + AHEAD_BYTES : NULL;
 }
 

@@ -9,8 +9,7 @@
 #define TASKS_PER_THREAD 12
 #define LEAST_WORK (16 * 1024)       /* multiply-adds: a microsecond or two */
 #define MOST_WORK (8 * 1024 * 1024)
-#define FEW 8                        /* columns that wait for memory more than they compute: */
-#define MOST_WORK_FEW (256 * 1024)   /* ... of each of them, lest threads wait for the last task */
+#define MOST_WORK_FEW (256 * 1024)   /* of each of few columns, lest threads wait for the last task */
 #define TILE_BYTES (384 * 1024)      /* activations of one column tile: most of a small second level */
 #define WIDE_TILE_BYTES (768 * 1024) /* AVX-512, AMX, I8MM: products are cheap, rows are unpacked seldom */
 #define ROW_STEP 16                  /* kernels like whole groups of rows, */
@@ -48,7 +47,7 @@ static uint64_t cut_section(const ds4_engine *e, ds4_part *parts) {
         parts[i].op = ops + i;
         total += w->rows * w->cols * e->section_rows;
     }
-    int64_t most = e->section_rows < FEW ? e->section_rows * MOST_WORK_FEW : MOST_WORK;
+    int64_t most = e->section_rows < DS4_FEW_ROWS ? e->section_rows * MOST_WORK_FEW : MOST_WORK;
     int64_t work = bounded(total / (e->config.threads * TASKS_PER_THREAD), LEAST_WORK, most);
     uint64_t units = 0;
     for (uint32_t i = 0; i < e->section->n_ops; i++) {

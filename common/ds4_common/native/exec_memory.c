@@ -9,7 +9,8 @@
 #include "exec.h"
 #include "quants.h"
 
-#define LARGE (2ull << 20) /* bytes that are worth the rounding to huge pages */
+/* bytes from which a mapping may hold a huge page; what is touched of it then comes 2 MB at a time */
+#define LARGE (2ull << 20)
 
 int ds4_fail(ds4_engine *e, const char *format, ...) {
     va_list arguments;
@@ -164,7 +165,8 @@ static int take_step_buffers(ds4_engine *e) {
     p->spent = ds4_take(e, c->threads * p->stride * sizeof *p->spent, "profile");
     return e->scratch[0] && e->scratch[1] && e->slices && e->tokens && e->positions && e->banks &&
                    e->row_parts && e->row_plans && e->next_weights && e->ahead && e->tiles &&
-                   e->output_rows && e->samplings && e->sampled && e->bank_stamp && p->started && p->sums && p->spent
+                   e->output_rows && e->samplings && e->sampled && e->bank_stamp && p->started &&
+                   p->sums && p->spent
                ? 0
                : -1;
 }

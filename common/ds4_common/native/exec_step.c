@@ -4,9 +4,7 @@
 
 #include "exec.h"
 
-/* Of a step of few tokens, tasks are over in microseconds: a thread may draw some at once. */
-#define FEW_ROWS 8
-#define BATCH 4
+#define BATCH 4 /* of few rows, tasks are over in microseconds: a thread may draw some at once */
 
 static int refuse(ds4_engine *e, const char *format, ...) {
     va_list arguments;
@@ -262,7 +260,7 @@ static ds4_pool_section next_section(void *context, int thread) {
         if (e->stage > (int32_t)e->image.header->n_sections + 1) return (ds4_pool_section){0, 0};
         uint32_t tasks = group_units(e, prepare(e));
         look_ahead(e);
-        if (tasks > 1) return (ds4_pool_section){tasks, e->section_rows < FEW_ROWS ? BATCH : 1};
+        if (tasks > 1) return (ds4_pool_section){tasks, e->section_rows < DS4_FEW_ROWS ? BATCH : 1};
         if (tasks) run_tasks(e, 0, 1, thread);
     }
 }
