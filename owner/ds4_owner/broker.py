@@ -265,8 +265,8 @@ class Broker:
         self._start_thread()
 
     def begin_reexec(self) -> None:
-        """Says that a reexec begins: whoever asks from now on means the next one. Raises HandoverError
-        when the broker has ended."""
+        """Says that a reexec begins: whoever asks from now on means the next one. Raises
+        HandoverError when the broker has ended."""
         self.ask(self._native.begin_reexec)
 
     def answer_reexec(self, reply: protocol.Reexeced | Error) -> None:
