@@ -76,13 +76,14 @@ class Desk:
         return self.tmux("capture-pane", "-p", "-J", "-t", self.panes()[role].id)
 
     def finished(self, role: str) -> str:
-        """What a pane shows once its command has ended."""
+        """All that a command wrote that has ended. tmux scrolls by a line to say that it has, so the
+        first line may lie above what the pane shows."""
         pane = self.panes()[role]
         if not pane.dead:
             pidfd = os.pidfd_open(pane.pid)
             assert select.select([pidfd], [], [], stack.DEADLINE_SECONDS)[0]
             os.close(pidfd)
-        return self.text(role)
+        return self.tmux("capture-pane", "-p", "-J", "-S", "-", "-t", pane.id)
 
     def workers(self) -> list[int]:
         with client.connect(str(self.manifest), "status") as connection:
