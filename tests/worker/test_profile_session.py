@@ -76,8 +76,8 @@ class Desk:
         return self.tmux("capture-pane", "-p", "-J", "-t", self.panes()[role].id)
 
     def finished(self, role: str) -> str:
-        """All that a command wrote that has ended. tmux scrolls by a line to say that it has, so the
-        first line may lie above what the pane shows."""
+        """All that a command wrote that has ended. tmux scrolls by a line to say that it has, so
+        the first line may lie above what the pane shows."""
         pane = self.panes()[role]
         if not pane.dead:
             pidfd = os.pidfd_open(pane.pid)
