@@ -9,9 +9,6 @@
 #include "exec.h"
 #include "quants.h"
 
-/* bytes from which a mapping may hold a huge page; what is touched of it then comes 2 MB at a time */
-#define LARGE (2ull << 20)
-
 int ds4_fail(ds4_engine *e, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -31,9 +28,6 @@ void *ds4_take(ds4_engine *e, uint64_t bytes, const char *what) {
         ds4_fail(e, "no memory for %s: %llu bytes", what, (unsigned long long)bytes);
         return NULL;
     }
-#if defined(MADV_HUGEPAGE)
-    if (bytes >= LARGE) madvise(data, bytes, MADV_HUGEPAGE); /* a wish: without them it is only slower */
-#endif
     e->taken_bytes += bytes;
     e->mappings[e->allocations].data = data;
     e->mappings[e->allocations++].bytes = bytes ? bytes : 4096;
@@ -116,6 +110,9 @@ static int take_history(ds4_engine *e, ds4_history *h, int32_t *page_table) {
     h->page_stamp = ds4_take(e, h->pages * sizeof *h->page_stamp, "page states");
     h->page_table = page_table;
     if (!h->kv || !h->page_fill || !h->page_stamp) return -1;
+#if defined(MADV_HUGEPAGE)
+    madvise(h->kv, bytes, MADV_HUGEPAGE); /* a wish: without huge pages it is only slower */
+#endif
     return 0;
 }
 
