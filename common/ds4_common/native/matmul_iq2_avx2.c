@@ -172,15 +172,7 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     }
 }
 
-#define KERNELS(each)                                                                              \
-    each(iq2_xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)                                                 \
-    each(iq2_xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)                                                   \
-    each(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)                                 \
-    each(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)                                    \
-    each(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)                                       \
-    each(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
-DS4_KERNELS(ds4_matmul_avx2_iq2, KERNELS, (int)layout)
+DS4_KERNELS(ds4_matmul_avx2_iq2, DS4_IQ2, (int)layout)
 #else
 typedef int ds4_matmul_iq2_avx2_is_for_x86;
 #endif

@@ -7,6 +7,7 @@
  */
 #if defined(__AVX512F__)
 #include "iq2_avx512.h"
+#include "kernel_list.h"
 
 #define PAIR 512     /* weights of two blocks */
 #define WIDTH 4      /* columns that share what was unpacked */
@@ -182,26 +183,8 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     }
 }
 
-#define KERNEL(name, type, layout)                                                                 \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,           \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                       \
-        rectangle(type, layout, w, row0, row1, acts, act_stride, n, y, ldy);                      \
-    }
-
-KERNEL(xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
-KERNEL(xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
-KERNEL(xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)
-KERNEL(xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
-KERNEL(xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
-KERNEL(xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
 /* NULL for other types. */
-ds4_matmul_fn ds4_matmul_avx512_iq2(uint32_t type, uint32_t layout) {
-    if (layout == DS4_LAYOUT_IQ2_PLANES) return type == DS4_IQ2_XXS ? xxs_planes : xs_planes;
-    if (type == DS4_IQ2_XXS) return layout == DS4_LAYOUT_RAW ? xxs_raw : xxs_aligned;
-    if (type == DS4_IQ2_XS) return layout == DS4_LAYOUT_RAW ? xs_raw : xs_aligned;
-    return NULL;
-}
+DS4_KERNELS(ds4_matmul_avx512_iq2, DS4_IQ2, layout)
 #else
 typedef int ds4_matmul_iq2_avx512_is_for_x86;
 #endif

@@ -150,23 +150,7 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     }
 }
 
-#define KERNELS(each)                                                                              \
-    each(q4_0_raw, DS4_Q4_0, 0)                                                                    \
-    each(q4_1_raw, DS4_Q4_1, 0)                                                                    \
-    each(q5_0_raw, DS4_Q5_0, 0)                                                                    \
-    each(q5_1_raw, DS4_Q5_1, 0)                                                                    \
-    each(q8_0_raw, DS4_Q8_0, 0)                                                                    \
-    each(iq4_nl_raw, DS4_IQ4_NL, 0)                                                                \
-    each(mxfp4_raw, DS4_MXFP4, 0)                                                                  \
-    each(nvfp4_raw, DS4_NVFP4, 0)                                                                  \
-    each(q1_0_raw, DS4_Q1_0, 0)                                                                    \
-    each(q4_0_x8, DS4_Q4_0, 1)                                                                     \
-    each(q4_1_x8, DS4_Q4_1, 1)                                                                     \
-    each(q5_0_x8, DS4_Q5_0, 1)                                                                     \
-    each(q5_1_x8, DS4_Q5_1, 1)                                                                     \
-    each(q8_0_x8, DS4_Q8_0, 1)
-
-DS4_KERNELS(ds4_matmul_i8mm_legacy, KERNELS, layout == DS4_LAYOUT_X8)
+DS4_KERNELS(ds4_matmul_i8mm_legacy, DS4_BLOCKS_ALL, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_legacy_i8mm_is_for_arm;
 #endif

@@ -66,7 +66,7 @@ DS4_INLINE void scales_of_rows(uint32_t type, const uint8_t *const *rows, int64_
 #include "legacy_many.h"
 
 /* NULL where another kernel serves. */
-DS4_KERNELS(ds4_matmul_avx512_many, MANY_KERNELS, layout == DS4_LAYOUT_X8)
+DS4_KERNELS(ds4_matmul_avx512_many, DS4_BLOCKS_BUT_NVFP4, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_many_avx512_is_for_x86;
 #endif

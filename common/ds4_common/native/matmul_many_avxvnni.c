@@ -8,7 +8,7 @@
 #include "legacy_many.h"
 
 /* NULL where another kernel serves. */
-DS4_KERNELS(ds4_matmul_avxvnni_many, MANY_KERNELS, layout == DS4_LAYOUT_X8)
+DS4_KERNELS(ds4_matmul_avxvnni_many, DS4_BLOCKS_BUT_NVFP4, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_many_avxvnni_is_for_x86;
 #endif

@@ -243,30 +243,8 @@ DS4_INLINE void rectangle(uint32_t type, int x8, const ds4_weight *w, int64_t ro
     }
 }
 
-#define KERNELS(each)                                                                              \
-    each(q2_k_raw, DS4_Q2_K, 0)                                                                    \
-    each(q3_k_raw, DS4_Q3_K, 0)                                                                    \
-    each(q4_k_raw, DS4_Q4_K, 0)                                                                    \
-    each(q5_k_raw, DS4_Q5_K, 0)                                                                    \
-    each(q6_k_raw, DS4_Q6_K, 0)                                                                    \
-    each(iq1_s_raw, DS4_IQ1_S, 0)                                                                  \
-    each(iq1_m_raw, DS4_IQ1_M, 0)                                                                  \
-    each(iq2_xxs_raw, DS4_IQ2_XXS, 0)                                                              \
-    each(iq2_xs_raw, DS4_IQ2_XS, 0)                                                                \
-    each(iq2_s_raw, DS4_IQ2_S, 0)                                                                  \
-    each(iq3_xxs_raw, DS4_IQ3_XXS, 0)                                                              \
-    each(iq3_s_raw, DS4_IQ3_S, 0)                                                                  \
-    each(iq4_xs_raw, DS4_IQ4_XS, 0)                                                                \
-    each(tq1_0_raw, DS4_TQ1_0, 0)                                                                  \
-    each(tq2_0_raw, DS4_TQ2_0, 0)                                                                  \
-    each(q2_k_x8, DS4_Q2_K, 1)                                                                     \
-    each(q3_k_x8, DS4_Q3_K, 1)                                                                     \
-    each(q4_k_x8, DS4_Q4_K, 1)                                                                     \
-    each(q5_k_x8, DS4_Q5_K, 1)                                                                     \
-    each(q6_k_x8, DS4_Q6_K, 1)
-
 /* NULL for float types. */
-DS4_KERNELS(ds4_matmul_amx_super, KERNELS, layout == DS4_LAYOUT_X8)
+DS4_KERNELS(ds4_matmul_amx_super, DS4_SUPER_RAW_AND_X8, layout == DS4_LAYOUT_X8)
 #else
 typedef int ds4_matmul_super_amx_is_for_x86;
 #endif

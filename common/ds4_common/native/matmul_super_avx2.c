@@ -201,30 +201,9 @@ DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, i
     }
 }
 
-#define KERNELS(each)                                                                              \
-    each(q2_k_raw, DS4_Q2_K, DS4_LAYOUT_RAW)                                                       \
-    each(q3_k_raw, DS4_Q3_K, DS4_LAYOUT_RAW)                                                       \
-    each(q4_k_raw, DS4_Q4_K, DS4_LAYOUT_RAW)                                                       \
-    each(q5_k_raw, DS4_Q5_K, DS4_LAYOUT_RAW)                                                       \
-    each(q6_k_raw, DS4_Q6_K, DS4_LAYOUT_RAW)                                                       \
-    each(iq1_s_raw, DS4_IQ1_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq1_m_raw, DS4_IQ1_M, DS4_LAYOUT_RAW)                                                     \
-    each(iq2_s_raw, DS4_IQ2_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq3_xxs_raw, DS4_IQ3_XXS, DS4_LAYOUT_RAW)                                                 \
-    each(iq3_s_raw, DS4_IQ3_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq4_xs_raw, DS4_IQ4_XS, DS4_LAYOUT_RAW)                                                   \
-    each(tq1_0_raw, DS4_TQ1_0, DS4_LAYOUT_RAW)                                                     \
-    each(tq2_0_raw, DS4_TQ2_0, DS4_LAYOUT_RAW)                                                     \
-    each(q2_k_x8, DS4_Q2_K, DS4_LAYOUT_X8)                                                         \
-    each(q3_k_x8, DS4_Q3_K, DS4_LAYOUT_X8)                                                         \
-    each(q4_k_x8, DS4_Q4_K, DS4_LAYOUT_X8)                                                         \
-    each(q5_k_x8, DS4_Q5_K, DS4_LAYOUT_X8)                                                         \
-    each(q6_k_x8, DS4_Q6_K, DS4_LAYOUT_X8)                                                         \
-    each(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
-
 static ds4_matmul_fn few(uint32_t type, uint32_t layout); /* defined by the list */
 
-DS4_KERNELS(few, KERNELS, (int)layout)
+DS4_KERNELS(few, DS4_SUPER_BUT_IQ2, (int)layout)
 
 ds4_matmul_fn ds4_matmul_avx2_super(uint32_t type, uint32_t layout) {
     const int by_book = type == DS4_IQ2_XXS || type == DS4_IQ2_XS;

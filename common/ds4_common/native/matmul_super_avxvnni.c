@@ -8,6 +8,7 @@
  */
 #if defined(__AVXVNNI__)
 #include "avxvnni.h"
+#include "kernel_list.h"
 #include "super_sums_avx2.h"
 #include "super_x8_avx2.h"
 
@@ -137,41 +138,25 @@ DS4_INLINE void few_x8(uint32_t type, const ds4_weight *w, int64_t row0, int64_t
     }
 }
 
-#define RECTANGLE(name, type)                                                                      \
-    static void name(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts,            \
-                     size_t act_stride, int64_t n, float *y, int64_t ldy) {                        \
-        if (n <= COLUMNS)                                                                          \
-            few_x8(type, w, row0, row1, acts, act_stride, n, y, ldy);                              \
-        else                                                                                       \
-            ds4_matmul_avxvnni_super_many(w, row0, row1, acts, act_stride, n, y, ldy);             \
-    }
+/* ---- rectangles ------------------------------------------------------------------------------ */
 
-RECTANGLE(q2_k_x8, DS4_Q2_K)
-RECTANGLE(q3_k_x8, DS4_Q3_K)
-RECTANGLE(q4_k_x8, DS4_Q4_K)
-RECTANGLE(q5_k_x8, DS4_Q5_K)
-RECTANGLE(q6_k_x8, DS4_Q6_K)
-
-/* Columns up to which rows that lie one after the other are read so: planes need no putting together. */
-static int64_t most_by_row(uint32_t layout) { return layout == DS4_LAYOUT_IQ2_PLANES ? 6 : 2; }
-
-static void rows(const ds4_weight *w, int64_t row0, int64_t row1, const void *acts, size_t act_stride,
-                 int64_t n, float *y, int64_t ldy) {
-    ds4_matmul_fn kernel = ds4_matmul_avxvnni_super_many;
-    if (n <= most_by_row(w->layout)) kernel = ds4_matmul_avx2_super(w->type, w->layout);
-    kernel(w, row0, row1, acts, act_stride, n, y, ldy);
+/* Columns up to which panels are no gain: planes need no putting together. */
+DS4_INLINE int64_t most_few(uint32_t layout) {
+    return layout == DS4_LAYOUT_X8 ? COLUMNS : layout == DS4_LAYOUT_IQ2_PLANES ? 6 : 2;
 }
 
-ds4_matmul_fn ds4_matmul_avxvnni_super(uint32_t type, uint32_t layout) {
-    if (layout != DS4_LAYOUT_X8) return rows;
-    switch (type) {
-    case DS4_Q2_K: return q2_k_x8;
-    case DS4_Q3_K: return q3_k_x8;
-    case DS4_Q4_K: return q4_k_x8;
-    case DS4_Q5_K: return q5_k_x8;
-    default: return q6_k_x8;
-    }
+DS4_INLINE void rectangle(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t row0, int64_t row1,
+                          const void *acts, size_t act_stride, int64_t n, float *y, int64_t ldy) {
+    if (n > most_few(layout))
+        ds4_matmul_avxvnni_super_many(w, row0, row1, acts, act_stride, n, y, ldy);
+    else if (layout == DS4_LAYOUT_X8)
+        few_x8(type, w, row0, row1, acts, act_stride, n, y, ldy);
+    else
+        ds4_matmul_avx2_super(type, layout)(w, row0, row1, acts, act_stride, n, y, ldy);
 }
+
+/* NULL for float types. */
+DS4_KERNELS(ds4_matmul_avxvnni_super, DS4_SUPER_ALL, layout)
 #else
 typedef int ds4_matmul_super_avxvnni_is_for_x86;
 #endif

@@ -1,5 +1,6 @@
 /* Unpacking 32 rows of a block into a panel, AVX2: X8, and rows that lie one after the other. */
 #if defined(__AVX2__)
+#include "kernel_list.h"
 #include "super_panel_avx2.h"
 #include "super_places_avx2.h"
 #include "super_x8_avx2.h"
@@ -37,28 +38,6 @@ DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t r
         /* a whole group in one burst: spread out it measured slower */
         prefetch_bytes(group + blocks_ahead(b, blocks, 2, PANEL / 8) * bytes, (int)bytes, 0);
         fill_group(type, group, i / 2, i % 2, t);
-    }
-}
-
-#define X8(name, type)                                                                             \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill_x8(type, w, r, row1, b, t);                                                           \
-    }
-
-X8(q2_k_x8, DS4_Q2_K)
-X8(q3_k_x8, DS4_Q3_K)
-X8(q4_k_x8, DS4_Q4_K)
-X8(q5_k_x8, DS4_Q5_K)
-X8(q6_k_x8, DS4_Q6_K)
-
-static super_fill x8_fill(uint32_t type) {
-    switch (type) {
-    case DS4_Q2_K: return q2_k_x8;
-    case DS4_Q3_K: return q3_k_x8;
-    case DS4_Q4_K: return q4_k_x8;
-    case DS4_Q5_K: return q5_k_x8;
-    case DS4_Q6_K: return q6_k_x8;
-    default: return NULL;
     }
 }
 
@@ -102,74 +81,19 @@ DS4_INLINE void fill_eight(uint32_t type, uint32_t layout, const super_places *p
     }
 }
 
-DS4_INLINE void fill_rows(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
-                          int64_t b, super_panel *t) {
+DS4_INLINE void fill(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
+                     int64_t b, super_panel *t) {
+    if (layout == DS4_LAYOUT_X8) {
+        fill_x8(type, w, r, row1, b, t);
+        return;
+    }
     const super_places p = places_of(layout, w);
 #pragma GCC unroll 1
     for (int i = 0; i < PANEL / 8; i++)
         fill_eight(type, layout, &p, r + 8 * i, row1, b, i / 2, i % 2, t);
 }
 
-#define ROWS(name, type, layout)                                                                   \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill_rows(type, layout, w, r, row1, b, t);                                                 \
-    }
-
-ROWS(q2_k, DS4_Q2_K, DS4_LAYOUT_RAW)
-ROWS(q3_k, DS4_Q3_K, DS4_LAYOUT_RAW)
-ROWS(q4_k, DS4_Q4_K, DS4_LAYOUT_RAW)
-ROWS(q5_k, DS4_Q5_K, DS4_LAYOUT_RAW)
-ROWS(q6_k, DS4_Q6_K, DS4_LAYOUT_RAW)
-ROWS(iq1_s, DS4_IQ1_S, DS4_LAYOUT_RAW)
-ROWS(iq1_m, DS4_IQ1_M, DS4_LAYOUT_RAW)
-ROWS(iq2_xxs, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
-ROWS(iq2_xs, DS4_IQ2_XS, DS4_LAYOUT_RAW)
-ROWS(iq2_s, DS4_IQ2_S, DS4_LAYOUT_RAW)
-ROWS(iq3_xxs, DS4_IQ3_XXS, DS4_LAYOUT_RAW)
-ROWS(iq3_s, DS4_IQ3_S, DS4_LAYOUT_RAW)
-ROWS(iq4_xs, DS4_IQ4_XS, DS4_LAYOUT_RAW)
-ROWS(tq1_0, DS4_TQ1_0, DS4_LAYOUT_RAW)
-ROWS(tq2_0, DS4_TQ2_0, DS4_LAYOUT_RAW)
-ROWS(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
-ROWS(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
-ROWS(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
-ROWS(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
-ROWS(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
-/* ---- by type and layout ------------------------------------------------------------------------ */
-
-static super_fill raw_fill(uint32_t type) {
-    switch (type) {
-    case DS4_Q2_K: return q2_k;
-    case DS4_Q3_K: return q3_k;
-    case DS4_Q4_K: return q4_k;
-    case DS4_Q5_K: return q5_k;
-    case DS4_Q6_K: return q6_k;
-    case DS4_IQ1_S: return iq1_s;
-    case DS4_IQ1_M: return iq1_m;
-    case DS4_IQ2_XXS: return iq2_xxs;
-    case DS4_IQ2_XS: return iq2_xs;
-    case DS4_IQ2_S: return iq2_s;
-    case DS4_IQ3_XXS: return iq3_xxs;
-    case DS4_IQ3_S: return iq3_s;
-    case DS4_IQ4_XS: return iq4_xs;
-    case DS4_TQ1_0: return tq1_0;
-    case DS4_TQ2_0: return tq2_0;
-    default: return NULL;
-    }
-}
-
-super_fill ds4_super_fill_avx2(uint32_t type, uint32_t layout) {
-    switch (layout) {
-    case DS4_LAYOUT_X8: return x8_fill(type);
-    case DS4_LAYOUT_RAW: return raw_fill(type);
-    case DS4_LAYOUT_IQ2_XXS_ALIGNED: return iq2_xxs_aligned;
-    case DS4_LAYOUT_IQ2_XS_ALIGNED: return iq2_xs_aligned;
-    case DS4_LAYOUT_Q2_K_ALIGNED: return q2_k_aligned;
-    case DS4_LAYOUT_IQ2_PLANES: return type == DS4_IQ2_XXS ? iq2_xxs_planes : iq2_xs_planes;
-    default: return NULL;
-    }
-}
+DS4_FILLS(ds4_super_fill_avx2, DS4_SUPER_ALL)
 #else
 typedef int ds4_super_fill_avx2_is_for_x86;
 #endif

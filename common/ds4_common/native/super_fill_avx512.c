@@ -1,5 +1,6 @@
 /* Unpacking 32 rows of a block into a panel, AVX-512: X8, and rows that lie one after the other. */
 #if defined(__AVX512F__)
+#include "kernel_list.h"
 #include "super_panel_avx512.h"
 #include "super_places_avx2.h"
 #include "super_x8_avx512.h"
@@ -70,28 +71,6 @@ DS4_INLINE void fill_x8(uint32_t type, const ds4_weight *w, int64_t r, int64_t r
     for (int v = 0; v < 2; v++) fill_groups(type, groups[2 * v], groups[2 * v + 1], v, t);
 }
 
-#define X8(name, type)                                                                             \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill_x8(type, w, r, row1, b, t);                                                            \
-    }
-
-X8(q2_k_x8, DS4_Q2_K)
-X8(q3_k_x8, DS4_Q3_K)
-X8(q4_k_x8, DS4_Q4_K)
-X8(q5_k_x8, DS4_Q5_K)
-X8(q6_k_x8, DS4_Q6_K)
-
-static super_fill x8_fill(uint32_t type) {
-    switch (type) {
-    case DS4_Q2_K: return q2_k_x8;
-    case DS4_Q3_K: return q3_k_x8;
-    case DS4_Q4_K: return q4_k_x8;
-    case DS4_Q5_K: return q5_k_x8;
-    case DS4_Q6_K: return q6_k_x8;
-    default: return NULL;
-    }
-}
-
 /* ---- rows one after the other ------------------------------------------------------------------ */
 
 /* The sub-scales of weights 64 k .. 64 k + 63, each in all its int16. */
@@ -158,58 +137,23 @@ DS4_INLINE void fill_sixteen(uint32_t type, uint32_t layout, const super_places 
     t->m[v] = _mm512_loadu_ps(m);
 }
 
-DS4_INLINE void fill_rows(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
-                          int64_t b, super_panel *t) {
+DS4_INLINE void fill(uint32_t type, uint32_t layout, const ds4_weight *w, int64_t r, int64_t row1,
+                     int64_t b, super_panel *t) {
+    if (layout == DS4_LAYOUT_X8) {
+        fill_x8(type, w, r, row1, b, t);
+        return;
+    }
     const super_places p = places_of(layout, w);
     for (int v = 0; v < 2; v++) fill_sixteen(type, layout, &p, r + 16 * v, row1, b, v, t);
 }
 
-#define ROWS(name, type, layout)                                                                   \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill_rows(type, layout, w, r, row1, b, t);                                                  \
-    }
+static super_fill own(uint32_t type, uint32_t layout); /* found in the list */
 
-ROWS(q2_k, DS4_Q2_K, DS4_LAYOUT_RAW)
-ROWS(q3_k, DS4_Q3_K, DS4_LAYOUT_RAW)
-ROWS(q4_k, DS4_Q4_K, DS4_LAYOUT_RAW)
-ROWS(q5_k, DS4_Q5_K, DS4_LAYOUT_RAW)
-ROWS(q6_k, DS4_Q6_K, DS4_LAYOUT_RAW)
-ROWS(iq1_s, DS4_IQ1_S, DS4_LAYOUT_RAW)
-ROWS(iq1_m, DS4_IQ1_M, DS4_LAYOUT_RAW)
-ROWS(iq2_s, DS4_IQ2_S, DS4_LAYOUT_RAW)
-ROWS(iq3_xxs, DS4_IQ3_XXS, DS4_LAYOUT_RAW)
-ROWS(iq3_s, DS4_IQ3_S, DS4_LAYOUT_RAW)
-ROWS(iq4_xs, DS4_IQ4_XS, DS4_LAYOUT_RAW)
-ROWS(tq1_0, DS4_TQ1_0, DS4_LAYOUT_RAW)
-ROWS(tq2_0, DS4_TQ2_0, DS4_LAYOUT_RAW)
-ROWS(q2_k_pairs, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)
+DS4_FILLS(own, DS4_SUPER_BUT_IQ2)
 
-/* ---- by type and layout ------------------------------------------------------------------------ */
-
-static super_fill raw_fill(uint32_t type) {
-    switch (type) {
-    case DS4_Q2_K: return q2_k;
-    case DS4_Q3_K: return q3_k;
-    case DS4_Q4_K: return q4_k;
-    case DS4_Q5_K: return q5_k;
-    case DS4_Q6_K: return q6_k;
-    case DS4_IQ1_S: return iq1_s;
-    case DS4_IQ1_M: return iq1_m;
-    case DS4_IQ2_S: return iq2_s;
-    case DS4_IQ3_XXS: return iq3_xxs;
-    case DS4_IQ3_S: return iq3_s;
-    case DS4_IQ4_XS: return iq4_xs;
-    case DS4_TQ1_0: return tq1_0;
-    case DS4_TQ2_0: return tq2_0;
-    default: return NULL;
-    }
-}
-
-/* NULL for float types and blocks of 32. */
 super_fill ds4_super_fill_avx512(uint32_t type, uint32_t layout) {
-    if (type == DS4_IQ2_XXS || type == DS4_IQ2_XS) return ds4_super_fill_iq2_avx512(type, layout);
-    if (layout == DS4_LAYOUT_Q2_K_ALIGNED) return q2_k_pairs;
-    return layout == DS4_LAYOUT_X8 ? x8_fill(type) : raw_fill(type);
+    const int by_book = type == DS4_IQ2_XXS || type == DS4_IQ2_XS;
+    return by_book ? ds4_super_fill_iq2_avx512(type, layout) : own(type, layout);
 }
 #else
 typedef int ds4_super_fill_avx512_is_for_x86;

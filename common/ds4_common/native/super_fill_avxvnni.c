@@ -94,48 +94,7 @@ DS4_INLINE void fill(uint32_t type, uint32_t layout, const ds4_weight *w, int64_
     for (int v = 0; v < t->vectors; v++) fill_eight(type, layout, &p, r + 8 * v, row1, b, v, t);
 }
 
-/* ---- by type and layout ------------------------------------------------------------------------ */
-
-#define FILLS(each)                                                                                \
-    each(q2_k_raw, DS4_Q2_K, DS4_LAYOUT_RAW)                                                       \
-    each(q3_k_raw, DS4_Q3_K, DS4_LAYOUT_RAW)                                                       \
-    each(q4_k_raw, DS4_Q4_K, DS4_LAYOUT_RAW)                                                       \
-    each(q5_k_raw, DS4_Q5_K, DS4_LAYOUT_RAW)                                                       \
-    each(q6_k_raw, DS4_Q6_K, DS4_LAYOUT_RAW)                                                       \
-    each(iq1_s_raw, DS4_IQ1_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq1_m_raw, DS4_IQ1_M, DS4_LAYOUT_RAW)                                                     \
-    each(iq2_xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)                                                 \
-    each(iq2_xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)                                                   \
-    each(iq2_s_raw, DS4_IQ2_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq3_xxs_raw, DS4_IQ3_XXS, DS4_LAYOUT_RAW)                                                 \
-    each(iq3_s_raw, DS4_IQ3_S, DS4_LAYOUT_RAW)                                                     \
-    each(iq4_xs_raw, DS4_IQ4_XS, DS4_LAYOUT_RAW)                                                   \
-    each(tq1_0_raw, DS4_TQ1_0, DS4_LAYOUT_RAW)                                                     \
-    each(tq2_0_raw, DS4_TQ2_0, DS4_LAYOUT_RAW)                                                     \
-    each(q2_k_x8, DS4_Q2_K, DS4_LAYOUT_X8)                                                         \
-    each(q3_k_x8, DS4_Q3_K, DS4_LAYOUT_X8)                                                         \
-    each(q4_k_x8, DS4_Q4_K, DS4_LAYOUT_X8)                                                         \
-    each(q5_k_x8, DS4_Q5_K, DS4_LAYOUT_X8)                                                         \
-    each(q6_k_x8, DS4_Q6_K, DS4_LAYOUT_X8)                                                         \
-    each(iq2_xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)                                 \
-    each(iq2_xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)                                    \
-    each(q2_k_aligned, DS4_Q2_K, DS4_LAYOUT_Q2_K_ALIGNED)                                          \
-    each(iq2_xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)                                       \
-    each(iq2_xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
-#define DEFINE_FILL(name, type, layout)                                                            \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill(type, layout, w, r, row1, b, t);                                                      \
-    }
-
-FILLS(DEFINE_FILL)
-
-super_fill ds4_super_fill_avxvnni(uint32_t type, uint32_t layout) {
-    switch ((uint64_t)type << 8 | layout) {
-        FILLS(DS4_KERNEL_CASE)
-    default: return NULL;
-    }
-}
+DS4_FILLS(ds4_super_fill_avxvnni, DS4_SUPER_ALL)
 #else
 typedef int ds4_super_fill_avxvnni_is_for_x86;
 #endif

@@ -5,6 +5,7 @@
  */
 #if defined(__AVX512F__)
 #include "iq2_avx512.h"
+#include "kernel_list.h"
 #include "super_panel_avx512.h"
 
 /* Row of sixteen that is in the lower half of pair i; the upper one is four rows on. So turning ends in order. */
@@ -112,23 +113,7 @@ DS4_INLINE void fill(uint32_t type, uint32_t layout, const ds4_weight *w, int64_
     for (int v = 0; v < 2; v++) fill_sixteen(type, layout, &book, w, r + 16 * v, row1, b, v, t);
 }
 
-#define FILL(name, type, layout)                                                                   \
-    static void name(const ds4_weight *w, int64_t r, int64_t row1, int64_t b, super_panel *t) {    \
-        fill(type, layout, w, r, row1, b, t);                                                       \
-    }
-
-FILL(xxs_raw, DS4_IQ2_XXS, DS4_LAYOUT_RAW)
-FILL(xxs_aligned, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_XXS_ALIGNED)
-FILL(xxs_planes, DS4_IQ2_XXS, DS4_LAYOUT_IQ2_PLANES)
-FILL(xs_raw, DS4_IQ2_XS, DS4_LAYOUT_RAW)
-FILL(xs_aligned, DS4_IQ2_XS, DS4_LAYOUT_IQ2_XS_ALIGNED)
-FILL(xs_planes, DS4_IQ2_XS, DS4_LAYOUT_IQ2_PLANES)
-
-super_fill ds4_super_fill_iq2_avx512(uint32_t type, uint32_t layout) {
-    if (layout == DS4_LAYOUT_IQ2_PLANES) return type == DS4_IQ2_XXS ? xxs_planes : xs_planes;
-    if (layout == DS4_LAYOUT_RAW) return type == DS4_IQ2_XXS ? xxs_raw : xs_raw;
-    return type == DS4_IQ2_XXS ? xxs_aligned : xs_aligned;
-}
+DS4_FILLS(ds4_super_fill_iq2_avx512, DS4_IQ2)
 #else
 typedef int ds4_super_fill_iq2_avx512_is_for_x86;
 #endif
